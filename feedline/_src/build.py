@@ -72,7 +72,7 @@ def build(options: FeedOptions, running: tuple[Sizes, Place] | None = None) -> S
             if running is None:
                 sizes.close()
             raise
-    return _connected(sizes, options, collective)
+    return _connected(sizes, options, collective, before)
 
 
 def _collective(options: FeedOptions, call: str | None) -> contextlib.AbstractContextManager[CollectiveBuild]:
@@ -268,14 +268,16 @@ def _settings_and_bounds(options: FeedOptions, plan: Plan) -> tuple[Settings, Bo
     return settings, bounds
 
 
-def _connected(sizes: Sizes, options: FeedOptions, collective: CollectiveBuild) -> Sizes:
+def _connected(sizes: Sizes, options: FeedOptions, collective: CollectiveBuild, before: Sizes | None) -> Sizes:
     """The stages, with the objects by which processes communicate while they train."""
     service, key = collective.service, collective.key
     if service is None or key is None:
         return sizes
     from feedline._src.agreement.in_step import InStep, LatestValues
 
-    latest_values, in_step = LatestValues(service, key), InStep(service, key, len(collective.processes))
+    old = None if before is None else before.first.in_step
+    latest_values = LatestValues(service, key)
+    in_step = InStep(service, key, len(collective.processes), 0 if old is None else old.batches)
     by_step = []
     for step, stages in sizes.by_step:
         check = None

@@ -53,6 +53,12 @@ def raises():
     raise ArithmeticError("as it was told to")
 
 
+def hooked():
+    """Raises where a hook of its own prints errors, as `rich.traceback.install()` does."""
+    sys.excepthook = lambda *error: print("pretty", flush=True)
+    raises()
+
+
 def unreadable():
     """A bad row, which the feed names."""
     feed(broken=True)
@@ -134,7 +140,7 @@ if __name__ == "__main__":
     mine = sys.argv[2 + jax.process_index()]
     sync_global_devices("begin")
     print(f"begins {time.time()}", flush=True)
-    if mine in ("raises", "unreadable", "exits"):
+    if mine in ("raises", "hooked", "unreadable", "exits"):
         sys.stdin.read()  # until the test has seen that the others wait
     globals()[mine]()
     print("done", flush=True)

@@ -22,7 +22,7 @@ PROGRAM = Path(__file__).with_name("failing.py")
 ABORT_AFTER_S = 0.5
 PROMISED_S = 10.0  # after that
 DEADLINE_S = 60
-FAIL = ("raises", "unreadable", "exits")
+FAIL = ("raises", "hooked", "unreadable", "exits")
 ENVIRON = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
 BY_JAX = {**ENVIRON, "JOINED_BY_JAX": "1"}
 
@@ -160,10 +160,19 @@ def test_the_monitor_starts_after_jax_has_joined(tmp_path):
     assert "feedline: process 1 failed: ArithmeticError: as it was told to\n" in ended.err[0]
 
 
+def test_an_exception_is_reported_though_another_hook_prints_it(tmp_path):
+    ended = run_roles(tmp_path, "sleeps", "hooked")
+    assert ended.codes == [1, 1]
+    assert ended.out[1].endswith("pretty\n")
+    assert "feedline: process 1 failed: ArithmeticError: as it was told to\n" in ended.err[0]
+    assert ended.took_s < PROMISED_S
+
+
 def test_a_reported_failure_names_the_process_that_failed_not_the_reporter(monkeypatch):
     """Several processes may raise the failure of one; the first of them to end reports it to the others."""
     with joined(1) as (service,):
         monkeypatch.setattr(monitor, "coordination", lambda: service)
         monitor.abort(ProcessError("unreadable", stage="read", process=1, row=7))
         told = "process 1 failed: ProcessError: unreadable [stage read, process 1, row 7]"
+        monitor.abort(7)  # neither an error nor a string, and not the first failure
         assert str(monitor.poll_failure()) == told

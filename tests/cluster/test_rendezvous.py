@@ -209,8 +209,11 @@ def test_a_single_process_prints_one_line_and_does_not_join():
         "import jax\n"
         "print(jax.distributed.is_initialized(), jax.process_count())"
     )
-    done = programs.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-c", program]
+    done = programs.run(command, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("False 1\n", "feedline: process 0 of 1, found no other\n")
+    with open("/dev/full", "wb") as full:  # nor does it fail where the line cannot be written
+        assert programs.run(command, stdout=subprocess.PIPE, stderr=full, timeout=60).stdout == b"False 1\n"
 
 
 RUN = (

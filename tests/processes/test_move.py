@@ -32,6 +32,8 @@ def moves(here):
         found = [next(feed)]
         for sharding in (sharding_of("model_across", here.devices), one_each, sharding_of("data", here.devices)):
             feed.move(sharding)
+            in_step = feed._stages.in_step
+            assert in_step is None or in_step.batches == len(found)  # what errors name
             found.append(next(feed))
     return found
 

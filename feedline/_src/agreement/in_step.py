@@ -56,9 +56,9 @@ class InStep:
 
     __slots__ = ("__weakref__", "_comparison", "_members", "_service", "batches", "failed_at", "key", "moves")
 
-    def __init__(self, service: Coordination, key: str, members: int) -> None:
+    def __init__(self, service: Coordination, key: str, members: int, batches: int = 0) -> None:
         self.key = key
-        self.batches = 0
+        self.batches = batches
         self.moves = 0
         self.failed_at = -1
         self._service = service

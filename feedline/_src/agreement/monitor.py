@@ -46,6 +46,7 @@ _WARN_S = 30.0  # this long after the first process has ended, the others print 
 _JOIN_S = 10.0  # how long the exit waits for calls of the heartbeats that are in flight
 _OUTPUT_S = 1.0  # how long the end of this process waits for its last output
 _PROCESS_0_S = 2.0  # how long process 0, which stores the keys, waits for the others to end
+_UNWRITABLE = (OSError, ValueError, AttributeError)  # a full disk, a closed stream, no stream (None)
 _SUCCESS_S = 300.0  # how long a process that succeeded waits for the others: like jax's own shutdown barrier
 
 
@@ -73,7 +74,7 @@ def abort(reason: str | BaseException) -> None:
     if _monitor is not None:
         _monitor.failed = True
     if (service := coordination()) is not None:
-        arguments: dict[str, Any] = {"message": reason}
+        arguments: dict[str, Any] = {"message": str(reason)}
         if isinstance(reason, BaseException):
             arguments = as_arguments(reason)
         _report(service, arguments.pop("process", service.process), arguments)
@@ -236,10 +237,10 @@ class Monitor:
                 _call_briefly(waiting.close)
             del waiting
         if process not in (None, self._process):
-            _print(str(FeedError(**arguments)), f"process {self._process} ends, too")
+            say(str(FeedError(**arguments)), f"process {self._process} ends, too")
         elif not self.failed:  # another process has found that this one left its loop early
             self.failed = True
-            _print(str(FeedError(**arguments)))
+            say(str(FeedError(**arguments)))
         self._reported.set()
         self._succeeded.wait(self._abort_after_s)
         self._end(0 if self._succeeded.is_set() and not self.failed else self._code, deadline - time.monotonic())
@@ -258,8 +259,7 @@ class Monitor:
         try:
             self._previous_hook(kind, error, trace)
         finally:
-            at_prompt = hasattr(sys, "ps1") or sys.flags.interactive  # an interactive process continues
-            if os.getpid() == self._pid and not at_prompt:
+            if os.getpid() == self._pid and not _is_interactive():
                 abort(error)
 
     def _beat(self) -> None:
@@ -293,7 +293,7 @@ class Monitor:
         if new := [process for process in others if process not in self._silent]:
             self._print_silent(new, "killed, stopped (SIGSTOP), swapped out or cut off from process 0")
         if back := [process for process in self._silent if process not in others]:
-            _print(f"{process_names(back)} answered again")
+            say(f"{process_names(back)} answered again")
         self._silent = others
 
     def _watch_process_0(self) -> None:
@@ -303,10 +303,10 @@ class Monitor:
             if looks == _BEATS:
                 self._print_silent([0], f"stopped (SIGSTOP), swapped out or cut off from process {self._process}")
             elif last >= _BEATS > looks:
-                _print("process 0 answered again")
+                say("process 0 answered again")
 
     def _print_silent(self, silent: list[int], reasons: str) -> None:
-        _print(
+        say(
             f"no answer from {process_names(silent)} for {_BEATS * self._every_s:.3g} s: {reasons}; look there "
             f"first. Without an answer, jax ends process {self._process} by signal 6 (SIGABRT) when heartbeats "
             "time out"
@@ -319,7 +319,7 @@ class Monitor:
             self._first_end_at, self.one_has_ended = now, True
         if now >= self._first_end_at + _WARN_S:
             self._first_end_at = float("inf")  # print the line only once
-            _print(
+            say(
                 f"process {process} reached the end of the program {_WARN_S:g} s ago, and process {self._process} "
                 f"continues. If process {self._process} hangs, it waits for process {process} in a collective: "
                 f"look in process {process} for a loop that ends early"
@@ -338,6 +338,9 @@ class Monitor:
     def _at_exit(self) -> None:
         if not self.watches:
             return
+        error = getattr(sys, "last_value", None)  # Python sets it before it calls the hook
+        if error is not None and sys.excepthook != self._uncaught and not _is_interactive():
+            abort(error)  # another hook may have replaced that of the monitor, such as that of rich
         if self.failed:
             self.leave(1)
         self._succeeded.set()
@@ -386,6 +389,11 @@ class Monitor:
         _end(code)
 
 
+def _is_interactive() -> bool:
+    """Whether this process continues after an exception."""
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
+
+
 def _end(code: int) -> NoReturn:
     """End this process by `os._exit`, which skips everything that a normal exit may wait for."""
     _finish()
@@ -402,16 +410,17 @@ def _finish() -> None:
 def _flush() -> None:
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(*_UNWRITABLE):
             stream.flush()
 
 
-def _print(*lines: str) -> None:
+def say(*lines: str) -> None:
+    """Write lines to stderr, if that is possible at all."""
     text = "".join(f"feedline: {line}\n" for line in lines)
 
     def write() -> None:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(text)
+        with contextlib.suppress(*_UNWRITABLE):
+            sys.stderr.write(text)  # at once: several processes share the terminal
             sys.stderr.flush()
 
     _call_briefly(write)

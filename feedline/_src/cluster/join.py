@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import os
-import sys
 import time
 
-from feedline._src.agreement.monitor import EXTRA_HEARTBEAT_S, watch
+from feedline._src.agreement.monitor import EXTRA_HEARTBEAT_S, say, watch
 from feedline._src.cluster.binding import bind as bind_to_processors
 from feedline._src.cluster.detect import describe_single_process, find
 from feedline._src.cluster.launchers.launcher import ProcessInfo
@@ -88,6 +87,5 @@ def _detect(bind: bool) -> ProcessInfo | None:
     found = [str(info or describe_single_process(os.environ))]
     if bind and (binding := bind_to_processors(info)):
         found.append(binding)
-    sys.stderr.write(f"feedline: {', '.join(found)}\n")  # in one write: several processes share the terminal
-    sys.stderr.flush()
+    say(", ".join(found))
     return info

@@ -11,10 +11,10 @@ import contextlib
 import selectors
 import socket
 import struct
-import sys
 import time
 
 from feedline._src.agreement.coordination import process_names
+from feedline._src.agreement.monitor import say
 from feedline._src.cluster.launchers.launcher import ProcessInfo
 from feedline._src.errors import FeedError, ProcessError
 
@@ -153,5 +153,4 @@ def _unusable(info: ProcessInfo, found: str) -> FeedError:
 
 def _print_wait(info: ProcessInfo, missing: str, deadline: float) -> None:
     left_s = max(0.0, deadline - time.monotonic())
-    sys.stderr.write(f"feedline: process {info.process} waits for {missing}, for at most {left_s:.0f} s more\n")
-    sys.stderr.flush()
+    say(f"process {info.process} waits for {missing}, for at most {left_s:.0f} s more")
