@@ -384,6 +384,19 @@ def test_no_process_outlives_the_reader_of_the_output():
             assert launcher.stderr.read() == ""
 
 
+def test_processes_may_still_save_if_the_ctrl_c_has_ended_the_reader_of_the_output():
+    """As `tee`, which gets it, too."""
+    saves = "trap 'echo saves; sleep 0.2; echo saved >&2; exit 3' INT; echo ready; while :; do sleep 0.1; done"
+    with started(sh(saves)) as launcher:
+        lines_until(launcher, 2, r"\[\d\] ready\n")
+        launcher.send_signal(signal.SIGINT)
+        launcher.stdout.close()
+        err = launcher.stderr.read()
+        assert launcher.wait() == 3
+    assert sorted(err.splitlines()[:2]) == ["[0] saved", "[1] saved"]
+    assert "exited with code 3, after SIGINT had been forwarded" in err
+
+
 def test_children_of_a_finished_process_are_ended():
     done = finished(sh("sleep 1000 & echo $!"), processes=3)
     assert done.returncode == 0

@@ -178,7 +178,7 @@ class Supervisor:
         self._signals: list[signal.Signals] = []  # those that were forwarded
         self._kill_at: float | None = None  # set once the processes have been asked to end
         self._overdue = False  # whether processes were killed at that time
-        self._broken: OSError | None = None  # why output cannot be written any more
+        self._broken: dict[int, OSError] = {}  # why output cannot be written any more: {1 or 2: error}
         out = threading.Lock()
         self._writing = {1: out, 2: out if os.path.sameopenfile(1, 2) else threading.Lock()}
 
@@ -198,17 +198,13 @@ class Supervisor:
             for index in range(len(self._environments)):
                 self._start(index, command)
             self._make_calls()
+            if self._broken and not self._asked_to_end():
+                return _without_output(next(iter(self._broken.values())))
             code, message = self._result()
             if message:
                 self._handle(lambda *_: os._exit(code))  # nobody may read, and this write blocks the main thread
                 self._write(2, f"feedline launch: {message}\n".encode())
-        if self._broken is not None and not isinstance(self._broken, BrokenPipeError):
-            raise FeedError(
-                f"the output of the processes must be written, and that failed ({self._broken.strerror}), so they "
-                "were killed; make space for it, or send it elsewhere",
-                stage="launch",
-            )
-        return code if self._broken is None else 128 + signal.SIGPIPE
+        return code
 
     def _start(self, index: int, command: Sequence[str]) -> None:
         pipe, null = subprocess.PIPE, subprocess.DEVNULL
@@ -274,14 +270,22 @@ class Supervisor:
     def _write(self, target: int, text: bytes) -> None:
         """Write without Python's buffers, which would repeat a failed write at exit."""
         with self._writing[target]:
-            while text and self._broken is None:
+            while text and target not in self._broken:
                 try:
                     text = text[os.write(target, text) :]
                 except BlockingIOError:  # another program has made the terminal non-blocking
                     select.select([], [target], [])
                 except OSError as error:
-                    self._broken = error
-                    self._call(self._signal, signal.SIGKILL)
+                    self._broken[target] = error
+                    self._call(self._lose_output)
+
+    def _lose_output(self) -> None:
+        """Kill the processes, unless they are ending: the Ctrl-C that they got may have ended `tee`, too."""
+        if not self._asked_to_end():
+            self._signal(signal.SIGKILL)
+
+    def _asked_to_end(self) -> bool:
+        return any(number in _ENDING_SIGNALS for number in self._signals)
 
     def _ended(self, index: int, code: int) -> None:
         del self._running[index]
@@ -306,8 +310,7 @@ class Supervisor:
         elif not self._running:  # stop now, since nobody reads the rest of the output
             os._exit(self._result()[0] or 128 + number)
         else:
-            again = any(before in _ENDING_SIGNALS for before in self._signals)
-            self._signal(signal.SIGKILL if again else number)
+            self._signal(signal.SIGKILL if self._asked_to_end() else number)
             self._kill_at = self._kill_at or time.monotonic() + self._stop_s
         self._signals.append(number)
 
@@ -335,3 +338,14 @@ class Supervisor:
             lines = [line.decode(errors="replace").rstrip() for line in self._last[failed].copy()]
             text = "\n".join([f"{text}; the others were stopped. Its last lines:", *lines])
         return code if code > 0 else 128 - code, text
+
+
+def _without_output(error: OSError) -> int:
+    """The exit code, if output could not be written and the processes were killed for that."""
+    if isinstance(error, BrokenPipeError):
+        return 128 + signal.SIGPIPE
+    raise FeedError(
+        f"the output of the processes must be written, and that failed ({error.strerror}), so they were "
+        "killed; make space for it, or send it elsewhere",
+        stage="launch",
+    )
