@@ -311,18 +311,15 @@ class ArraySource(Source):
         """Fetches rows of arrays in a store ahead. None if no array is in a store, or once all are mapped."""
         return self._will_read if self.is_remote and self._readers is self._store_readers else None
 
-    def _will_read(self, rows: Indices, ahead: int) -> bool:
+    def _will_read(self, rows: Indices, ahead: int, counts: Indices | None = None) -> bool:
         assert self._opened is not None
         in_files = [reader for reader in self._store_readers if isinstance(reader, FileRows)]
-        return self._opened.will_read((place for reader in in_files for place in reader.places(rows)), ahead)
+        places = (place for reader in in_files for place in reader.places(rows, counts))
+        return self._opened.will_read(places, ahead)
 
     def will_read_spans(self, spans: Spans, ahead: int) -> bool:
         """Start to fetch these spans of the only leaf, if it lies in a store. See `will_read`."""
-        if self._opened is None or self.will_read is None:
-            return True
-        (reader,) = self._store_readers
-        assert isinstance(reader, FileRows)
-        return self._opened.will_read(reader.places(spans.first, spans.length), ahead)
+        return self.will_read is None or self._will_read(spans.first, ahead, spans.length)
 
     def close(self) -> None:
         """Cancel what is being fetched. A mapped file is unmapped once no array refers to it any more."""
@@ -473,10 +470,11 @@ class NumpyRows(Reader):
     def read(self, rows: Indices, columns: Columns, out: Array) -> None:
         """See `Reader`."""
         for number, local, at in self._shards.split(rows):
-            out[at] = _cut(self._parts[number][local], columns)
+            out[at] = cut(self._parts[number][local], columns)
 
 
-def _cut(values: Array, columns: Columns) -> Array:
+def cut(values: Array, columns: Columns) -> Array:
+    """The `columns` of rows."""
     for axis, column in enumerate(columns, start=1):
         values = values[(slice(None),) * axis + (column,)]
     return values
@@ -513,7 +511,7 @@ class FileRows(Reader):
                 self._files[number].read_rows(offsets, scratch)
                 data[at] = scratch
         if not direct:
-            out[...] = _cut(target, columns)
+            out[...] = cut(target, columns)
 
     def read_spans(self, spans: Spans, out: Array) -> None:
         """See `Reader`. Raises whatever `read` raises."""

@@ -25,7 +25,7 @@ from feedline._src.rows import digests
 from feedline._src.rows.shards import Indices, Shards
 from feedline._src.rows.source import Cut, EncodedSource, Indexed, Record, Rows, Source, WillRead, indices_of
 from feedline._src.runtime.exit import check_may_read
-from feedline._src.sources.arrays import ArraySource, reader_of
+from feedline._src.sources.arrays import ArraySource, cut, reader_of
 
 T = TypeVar("T")
 OpenFile = Callable[[Any, OpenOptions], Grouped]
@@ -318,9 +318,7 @@ class GroupSource(_GroupedRows, Source):
         if self._is_by_rows:
             for places, leaves in self._by_rows([leaf for leaf, _, _ in cuts], index):
                 for (_, columns, out), values in zip(cuts, leaves, strict=True):
-                    for axis, chosen in enumerate(columns, 1):
-                        values = values[(slice(None),) * axis + (chosen,)]
-                    out[places] = values
+                    out[places] = cut(values, columns)
             return
         with self._unchanged(index):
             for leaf, columns, out in cuts:
@@ -364,22 +362,18 @@ class TableSource(_GroupedRows, EncodedSource):
                     _put(column, places, values)
         else:
             with self._unchanged(rows):
-                for number, places, values in self._by_groups(rows):
-                    _put(columns[number], places, values)
+                for column, leaf in zip(columns, self._numbers, strict=True):
+                    for (group,), _, local, here in self._parts(leaf, rows, at_once_bytes=0):
+                        places = np.arange(len(rows))[here]
+                        try:
+                            _put(column, places, group.take(local))
+                        except ValueError as error:
+                            row = int(rows[places[0]])
+                            what = "rows that are stored together"
+                            raise _unreadable(what, error, row, self.file_of(row)) from error
         if self.fields is None:
             return columns[0]
         return [dict(zip(self.fields, values, strict=True)) for values in zip(*columns, strict=True)]
-
-    def _by_groups(self, rows: Indices) -> Iterator[tuple[int, Indices, Sequence[Any]]]:
-        """Yield (column, offsets in `rows`, values there), for files whose groups are decoded whole."""
-        for column, leaf in enumerate(self._numbers):
-            for (group,), _, local, here in self._parts(leaf, rows, at_once_bytes=0):
-                places = np.arange(len(rows))[here]
-                try:
-                    yield column, places, group.take(local)
-                except ValueError as error:
-                    row = int(rows[places[0]])
-                    raise _unreadable("rows that are stored together", error, row, self.file_of(row)) from error
 
     def _described(self) -> list[tuple[str, str]]:
         kinds = [(self._names[leaf], described(self._leaves[leaf])) for leaf in self._numbers]
