@@ -1,7 +1,10 @@
 """Slabs are used again, but never while anything can still read them."""
 
+import errno
 import gc
 import itertools
+import mmap
+import os
 import threading
 
 import jax
@@ -93,6 +96,53 @@ def test_close_unmaps_idle_slabs_and_leased_ones_when_they_end():
     del held
     assert idle(stage) == [0, 0]
     assert stage.lease()[0].shape == (8, 5)  # a run that is ending may still ask
+
+
+def test_slabs_that_were_unmapped_leave_nothing_behind():
+    stage = Staging(FORM, 1)
+    for _ in range(100):
+        held = [stage.lease() for _ in range(3)]
+        del held
+    assert stage.mapped >= 2 * 100
+    assert len(stage._mapped) == 2
+
+
+def test_one_batch_that_is_held_keeps_no_slab_of_a_feed_that_nobody_closed():
+    stage = Staging(FORM, 3)
+    held = [stage.lease() for _ in range(3)]
+    slabs = stage._mapped.copy()
+    del held[1:], stage
+    gc.collect()
+    assert sum(slab() is not None for slab in slabs) == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_batch_in_a_forked_child_stays_as_it_was():
+    stage = Staging(FORM, 1)
+    held = stage.lease()
+    held[0][...] = 1
+    ready, go = os.pipe()
+    if not (child := os.fork()):
+        os.read(ready, 1)
+        os._exit(int(held[0].sum()) - 8 * 5)
+    address_there = address(held[0])
+    del held
+    again = stage.lease()
+    assert address(again[0]) == address_there
+    again[0][...] = 2
+    os.write(go, b"!")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    os.close(ready)
+    os.close(go)
+
+
+def test_a_kernel_without_huge_pages_is_fine(monkeypatch):
+    class Mapping(mmap.mmap):
+        def madvise(self, option):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(mmap, "mmap", Mapping)
+    assert Staging(FORM, 1).lease()[0].shape == (8, 5)
 
 
 @pytest.mark.parametrize("change", [Staging.close, lambda stage: stage.keep(3)], ids=["close", "keep"])

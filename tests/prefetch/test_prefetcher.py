@@ -11,7 +11,7 @@ import weakref
 import pytest
 from background import PATIENCE_S, arrived, left_behind, spawn
 
-from feedline import Reading
+from feedline import FeedError, Reading
 from feedline._src.prefetch.pipelines import Closed, Prefetcher, Synchronous
 from feedline._src.prefetch.watch import Watch
 
@@ -312,6 +312,34 @@ def test_close_while_all_threads_wait_for_a_slot():
     assert len(placed) <= 1
     with pytest.raises(Closed):
         run.take()
+
+
+def test_a_close_that_is_repeated_while_a_thread_is_stuck_costs_nothing():
+    """A feed closes an abandoned pipeline again with each batch; what `close` puts must not pile up."""
+    inside, gate, stops = threading.Event(), threading.Event(), []
+    run = readers(Batches(9, 1, lambda number, part: (inside.set(), arrived(gate))), threads=1)
+    run._watch.on_stop = lambda: stops.append(None)
+    arrived(inside)
+    for _ in range(1000):
+        run.close()
+    assert len(stops) == 1
+    assert run._claims.qsize() + run._permits.qsize() < 20
+    gate.set()
+    assert run.join(PATIENCE_S) is None
+
+
+def test_a_limit_of_threads_is_named(monkeypatch):
+    def start(thread, start=threading.Thread.start):
+        if thread.name == "feedline-read-2":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    run = Prefetcher(Batches(9), str, 2, Watch(Reading()), threads=2, ahead=3)
+    with pytest.raises(FeedError, match=r"of these 4 only 2 could be started .*pids.max"):
+        run.start()
+    run.close()
+    assert run.join(PATIENCE_S) is None
 
 
 @pytest.mark.parametrize("stage", ["read", "place"])

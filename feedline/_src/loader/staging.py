@@ -17,6 +17,8 @@ Guarantees:
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 import mmap
 import weakref
@@ -44,6 +46,9 @@ class Staging:
       idle: the number of batches whose slabs are kept while unused. If it is the number of batches that a steady
         feed uses at a time, no further slabs are mapped.
 
+    Attributes:
+      mapped: the number of slabs mapped so far. In a steady feed, it stops growing.
+
     Example:
       >>> staging = Staging([((2, 3), np.dtype(np.float32))], idle=1)
       >>> first = staging.lease()[0]
@@ -61,17 +66,14 @@ class Staging:
         self._form = list(form)
         self.most_idle = idle
         self._idle = self._new_idle()
-        # The slabs mapped so far. A counter would need a lock, which an interrupt could leave held
-        self._mapped: list[weakref.ref[mmap.mmap]] = []
-
-    @property
-    def mapped(self) -> int:
-        """The number of slabs mapped so far. In a steady feed, it stops growing."""
-        return len(self._mapped)
+        self.mapped = 0
+        # Not `mapped += 1`, which would need a lock that an interrupt could leave held
+        self._numbers = itertools.count(1)
+        self._mapped: set[weakref.ref[mmap.mmap]] = set()  # the slabs that are mapped now
 
     @property
     def mapped_bytes(self) -> int:
-        slabs = (slab() for slab in tuple(self._mapped))
+        slabs = (slab() for slab in self._mapped.copy())
         return sum(len(slab) for slab in slabs if slab is not None)
 
     def lease(self) -> list[Array]:
@@ -86,8 +88,16 @@ class Staging:
     def close(self) -> None:
         """Unmap the idle slabs; leased slabs are unmapped when their leases end. Idempotent."""
         retired, self._idle = self._idle, self._new_idle()
-        for idle in retired:  # its leases still give their slabs to it: from now on it keeps none
-            deque.__init__(idle, maxlen=0)
+        self._retire(retired)
+
+    def __del__(self) -> None:
+        self._retire(self._idle)
+
+    @staticmethod
+    def _retire(idle: Sequence[deque[_Return]]) -> None:
+        """Unmap idle slabs. Leases still give their slabs to these deques, which from now on keep none."""
+        for of_leaf in idle:
+            type(of_leaf).__init__(of_leaf, maxlen=0)  # names no global, which at exit may be gone
 
     def _lease(self, shape: tuple[int, ...], dtype: np.dtype[Any], idle: deque[_Return]) -> Array:
         size = math.prod(shape) * dtype.itemsize
@@ -102,7 +112,7 @@ class Staging:
 
     def _map(self, size: int) -> Slab:
         try:
-            memory = mmap.mmap(-1, max(size, 1))
+            memory = mmap.mmap(-1, max(size, 1), mmap.MAP_PRIVATE)  # a forked child keeps the batches that it has
         except OSError as error:
             raise FeedError(
                 f"the memory of a batch must fit beside what this process uses, and {size:,} bytes for one of its "
@@ -110,9 +120,10 @@ class Staging:
                 "prefetch, or raise the limit (ulimit -v)",
                 stage="read",
             ) from error
-        self._mapped.append(weakref.ref(memory))
-        if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux: fewer page faults in new memory, and fewer TLB misses later
-            memory.madvise(mmap.MADV_HUGEPAGE)
+        self.mapped = next(self._numbers)
+        self._mapped.add(weakref.ref(memory, self._mapped.discard))
+        with contextlib.suppress(AttributeError, OSError):  # not on all systems
+            memory.madvise(mmap.MADV_HUGEPAGE)  # fewer page faults in new memory, and fewer TLB misses later
         return np.frombuffer(memory, np.uint8)
 
     def _new_idle(self) -> list[deque[_Return]]:

@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from feedline._src.errors import FeedError
 from feedline._src.prefetch.watch import Pending, Watch
 
 _BRIEFLY_S = 0.5e-3
@@ -298,6 +299,7 @@ class Prefetcher(Generic[H, T]):
         watch.longest_read = lambda: None if (longest := method()) is None else longest()
         self._next = 0  # the batch to be read next; guarded by _lock
         self._lock = threading.Lock()
+        self._closed = False
         self._one_by_one = isinstance(batches, _OneByOne)
         # `ahead` - 1 batches may wait for slots, each blocking a thread
         names = [f"feedline-read-{i}" for i in range(threads + ahead - 1)]
@@ -323,8 +325,16 @@ class Prefetcher(Generic[H, T]):
         self._watch.advanced("read")
         for _ in range(self._ahead):
             self._claim_next()
-        for thread in self._threads:
-            thread.start()
+        for started, thread in enumerate(self._threads):
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise FeedError(
+                    "a feed needs Reading.threads + Reading.buffer threads, and of these "
+                    f"{len(self._threads)} only {started} could be started ({error}); use smaller numbers, or "
+                    "raise the limit (ulimit -u, ulimit -v, or pids.max of the control group)",
+                    stage="read",
+                ) from error
 
     def take(self) -> T:
         """See `Run`."""
@@ -349,11 +359,14 @@ class Prefetcher(Generic[H, T]):
 
     def close(self) -> None:
         """See `Run`."""
+        if self._closed:  # `Runs` closes it again with each batch, as long as one of its threads is stuck
+            return
         self._watch.stop()
         self._handover.close()
         self._end_threads()
         for _ in self._threads:
             self._permits.put(None)
+        self._closed = True  # last: if an interrupt comes before, the next call does all of this again
 
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
         """See `Run`."""
