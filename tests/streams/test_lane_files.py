@@ -5,9 +5,11 @@ import json
 import resource
 
 import jax
+import numpy as np
 import pytest
 
 from feedline import load_lanes, save_lanes
+from feedline._src.loader.lane_files import read_state
 
 PLACE = {"version": 1, "step": 7, "epoch": 1, "position": 24, "fingerprint": {"format": "3 lanes"}}
 LANES = {"0": {"next_index": 8}, "1": None, "2": {"parents": [{"next_index": 3}], "stop": True}}
@@ -61,6 +63,21 @@ def test_a_file_that_is_broken_is_named(tmp_path, text):
         ValueError, match=r"lane-00002-of-00003.json is not a file that save_lanes wrote: .*an older"
     ):
         load_lanes(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", '{"step": 0', "[1]", "5", "[" * 10**5])
+def test_a_broken_state_is_named(tmp_path, text):
+    (tmp_path / "metadata").write_text(text)
+    with pytest.raises(
+        ValueError, match=rf"{tmp_path}/metadata must be the state of a feed .*an older checkpoint"
+    ):
+        read_state(tmp_path)
+
+
+def test_a_state_that_is_not_json_is_named(tmp_path):
+    lanes = {"0": None, "1": {"next_index": np.int64(5)}}
+    with pytest.raises(TypeError, match=r"JSON values, and that of lane 1 did not: .*int64.* int\(\)"):
+        save_lanes({**PLACE, "lanes": lanes, "writers": [0, 0]}, tmp_path)
 
 
 def test_an_interrupted_save_leaves_the_earlier_file_whole(tmp_path, monkeypatch):

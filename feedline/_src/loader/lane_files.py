@@ -30,6 +30,7 @@ def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None
 
     Raises:
       ValueError: `state` is not the state of a stream.
+      TypeError: the state of an iterator does not consist of JSON values.
       OSError: a file cannot be written. The error names the file; no part of the file is left.
 
     Example:
@@ -51,7 +52,13 @@ def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None
     count = len(state["writers"])
     for lane, iterator in state["lanes"].items():
         if state["writers"][int(lane)] == jax.process_index():
-            text = json.dumps({**place, "lane": int(lane), "count": count, "iterator": iterator})
+            try:
+                text = json.dumps({**place, "lane": int(lane), "count": count, "iterator": iterator})
+            except (TypeError, ValueError) as error:
+                raise TypeError(
+                    f"get_state of an iterator must return JSON values, and that of lane {lane} did not: {error}; "
+                    "convert NumPy's numbers with int() or float(), and arrays with tolist()"
+                ) from error
             _write(path / f"lane-{int(lane):05}-of-{count:05}.json", text)
 
 
@@ -107,6 +114,11 @@ def read_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
         return dict(json.loads((_as_path(folder) / _FILE).read_text()))
     except FileNotFoundError:
         return load_lanes(folder)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"{folder}/{_FILE} must be the state of a feed as JSON, and reading it raised {type(error).__name__}: "
+            f"{error}; restore an older checkpoint"
+        ) from error
 
 
 def _as_path(folder: str | os.PathLike[str]) -> Any:
