@@ -65,7 +65,7 @@ def test_a_file_that_is_broken_is_named(tmp_path, text):
         load_lanes(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", '{"step": 0', "[1]", "5", "[" * 10**5])
+@pytest.mark.parametrize("text", ["", '{"step": 0', "[1]", "5", pytest.param("[" * 10**5, id="deep")])
 def test_a_broken_state_is_named(tmp_path, text):
     (tmp_path / "metadata").write_text(text)
     with pytest.raises(
