@@ -1,15 +1,18 @@
 """The watchdog, on a clock that the test moves: what counts as waiting, and when it warns and raises."""
 
 import contextlib
+import itertools
 import logging
+import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import grain
 import jax
 import numpy as np
 import pytest
-from background import PATIENCE_S, arrived
+from background import PATIENCE_S, arrived, spawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -149,12 +152,49 @@ def warned():
 
 @pytest.mark.parametrize("raises", [False, True])
 def test_an_alarm_whose_block_ends_in_time_logs_nothing_and_leaves_no_thread(warned, raises):
-    before = threading.enumerate()
+    before = {*sys._current_frames()}
     ends = pytest.raises(KeyError) if raises else contextlib.nullcontext()
     with ends, alarmed(PATIENCE_S, pytest.fail):
         if raises:
             raise KeyError
-    assert set(threading.enumerate()) <= set(before)
+    assert alive_except(before) == set()
+    assert warned.text == []
+
+
+def alive_except(before):
+    """The threads that do not end, by number: an alarm's is none of `threading`."""
+    deadline = time.monotonic() + PATIENCE_S
+    while (new := {*sys._current_frames()} - before) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return new
+
+
+def test_an_interrupt_anywhere_in_an_alarm_leaves_neither_a_lock_nor_a_thread(warned):
+    """At each line and return of its end, also inside the standard library: raised once, and never a hang."""
+
+    def interrupted(at):
+        def trace(frame, event, argument):
+            nonlocal at
+            if frame.f_code.co_filename not in (module.__file__, contextlib.__file__, threading.__file__):
+                return None  # such as a callback of the garbage collector, where an interrupt is ignored
+            at -= event in ("line", "return")
+            if at == 0:
+                raise KeyboardInterrupt
+            return trace
+
+        try:
+            with contextlib.suppress(KeyboardInterrupt), alarmed(PATIENCE_S, pytest.fail):
+                sys.settrace(trace)
+        finally:
+            sys.settrace(None)
+        return at <= 0
+
+    before = {*sys._current_frames()}
+    for at in itertools.count(1):
+        if not spawn(lambda at=at: interrupted(at)).result(PATIENCE_S / 3):
+            break
+    assert at > 5
+    assert alive_except(before) == set()
     assert warned.text == []
 
 

@@ -329,6 +329,8 @@ class Prefetcher(Generic[H, T]):
             try:
                 thread.start()
             except RuntimeError as error:
+                if error.__context__ is not None:  # an interrupt, after which `start` failed to release its lock
+                    raise error.__context__ from None
                 raise FeedError(
                     "a feed needs Reading.threads + Reading.buffer threads, and of these "
                     f"{len(self._threads)} only {started} could be started ({error}); use smaller numbers, or "

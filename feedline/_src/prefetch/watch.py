@@ -6,9 +6,11 @@ them, `alarmed` checks it on another thread.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import logging
 import math
+import queue
 import sys
 import threading
 import time
@@ -150,18 +152,23 @@ class Watch:
 @contextlib.contextmanager
 def alarmed(after_s: float, message: Callable[[], str]) -> Iterator[None]:
     """Log the stacks of all threads if the `with` block takes longer than `after_s`."""
-    timer = threading.Timer(after_s, lambda: _log.warning("%s. Stacks of all threads:\n%s", message(), stacks()))
-    timer.name, timer.daemon = "feedline-alarm", True
+    over = queue.SimpleQueue[None]()
+
+    def alarm() -> None:
+        try:
+            over.get(timeout=after_s)
+        except queue.Empty:
+            _log.warning("%s. Stacks of all threads:\n%s", message(), stacks())
+
     try:
         try:
-            timer.start()
+            # no Timer or Thread: an interrupt in `start` or `cancel` can leave their locks held for ever
+            _thread.start_new_thread(alarm, ())
             yield
         finally:
-            timer.cancel()
-    finally:  # cancel again, because an interrupt may come right before the first call
-        timer.cancel()
-        if timer.ident is not None:
-            timer.join()
+            over.put(None)
+    finally:  # again, because an interrupt may come right before the first call
+        over.put(None)
 
 
 def stacks() -> str:
