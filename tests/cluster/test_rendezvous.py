@@ -1,6 +1,7 @@
 """All processes of a run arrive at the coordinator's port, and none joins another run there."""
 
 import contextlib
+import errno
 import math
 import random
 import re
@@ -141,6 +142,28 @@ def test_the_port_that_the_launcher_reserved_can_be_used_by_its_run():
             other.bind(("127.0.0.1", port))
 
 
+def test_a_lack_of_files_is_told_to_those_that_have_arrived(port, monkeypatch):
+    real, accepted = socket.socket.accept, []
+
+    def accept(listener):
+        if accepted:
+            raise OSError(errno.EMFILE, "Too many open files")
+        accepted.append(real(listener))
+        return accepted[0]
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    waiting = [met(port, 0, 3), met(port, 1, 3)]
+    while not accepted:
+        time.sleep(0.01)
+    last = met(port, 2, 3)
+    told = r"process 0 could not accept process 2 \(Too many open files\); .*\(ulimit -n\)"
+    for one in waiting:
+        with pytest.raises(ProcessError, match=told):
+            one.result(LONG_S)
+    with pytest.raises(ProcessError, match="process 0 ended before all had joined"):
+        last.result(LONG_S)
+
+
 def test_a_second_process_of_the_same_number_does_not_join(port):
     waiting = [met(port, 1, 3), met(port, 1, 3), met(port, 0, 3)]
     told = r"already has the number 1 \(this is process 1 of 3, found a test \(PROCESS=1\)\)"
@@ -170,7 +193,7 @@ def test_a_connection_of_a_port_with_itself_is_no_answer(monkeypatch, port):
     monkeypatch.setattr(rendezvous, "_RETRY_S", 0.01)
     monkeypatch.setattr(socket, "create_connection", connect)
     other = met(port, 1)
-    while not tries:
+    while tries < 2:  # the first connection is closed again
         time.sleep(0.01)
     first = met(port, 0)
     assert [one.result(LONG_S) for one in (other, first)] == [None, None]

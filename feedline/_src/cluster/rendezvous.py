@@ -12,6 +12,7 @@ import selectors
 import socket
 import struct
 import time
+from collections.abc import Mapping
 
 from feedline._src.agreement.coordination import process_names
 from feedline._src.agreement.monitor import say
@@ -23,6 +24,7 @@ _PREFIX = b"feedline: "  # of every line
 _ALL_JOINED = "all joined"
 _MISSING = "did not arrive in time, or ended too early; read the log of each, or raise initialize(timeout_s)"
 _ENDED = "process 0 ended before all had joined, or belongs to another run; read the end of its log"
+_FILES = "it opens one file for each process: raise the limit there (ulimit -n)"
 _LOOK = "check that process 0 runs on that host, and that no firewall blocks the port"
 _TAKEN = "another program, perhaps another run, has that port, or this process is not allowed to use it"
 _RETRY_S = 0.2
@@ -60,7 +62,11 @@ def _gather(info: ProcessInfo, deadline: float) -> str:
                     ready.unregister(arrived.pop(key.data))
                     missing.add(key.data)
                     continue
-                connection = connections.enter_context(listener.accept()[0])
+                try:
+                    connection = connections.enter_context(listener.accept()[0])
+                except OSError as error:
+                    found = f"process 0 could not accept {process_names(sorted(missing))} ({error.strerror})"
+                    return _tell(arrived, f"{found}; {_FILES}")
                 process = process_in(_receive(connection, _LINE_S), info)
                 if process is None:  # a port scanner, or a process of another run
                     connection.close()
@@ -70,9 +76,12 @@ def _gather(info: ProcessInfo, deadline: float) -> str:
                     missing.remove(process)
                 else:
                     _send(connection, f"another process already has the number {process}")
-        answer = f"{process_names(sorted(missing))} {_MISSING}" if missing else _ALL_JOINED
-        for connection in arrived.values():
-            _send(connection, answer)
+        return _tell(arrived, f"{process_names(sorted(missing))} {_MISSING}" if missing else _ALL_JOINED)
+
+
+def _tell(arrived: Mapping[int, socket.socket], answer: str) -> str:
+    for connection in arrived.values():
+        _send(connection, answer)
     return answer
 
 
