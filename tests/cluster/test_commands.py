@@ -103,6 +103,8 @@ def test_the_manifest_of_the_example_is_what_is_printed(capsys):
         ({"command": ()}, "needs a command after --, found none; for example -- python train.py"),
         ({"processes": 0}, "--processes must be at least 1, got 0"),
         ({"devices_per_process": 0}, "--devices-per-process must be at least 1, got 0"),
+        ({"stop_s": float("inf")}, "--stop-s must be above 0 .*, got inf"),
+        ({"grace_s": -1.0}, "--grace-s must be above 0 .*, got -1"),
     ],
 )
 def test_wrong_options(options, message):

@@ -24,7 +24,7 @@ from feedline._src.agreement.monitor import blamed_process
 from feedline._src.cluster.detect import PRINTERS
 from feedline._src.cluster.launchers.launcher import Job
 from feedline._src.errors import FeedError
-from feedline._src.options import checked_integer
+from feedline._src.options import checked_integer, checked_seconds
 from feedline._src.tools.cli.options import flags_for_cpu_devices
 from feedline._src.tools.process_group import FORWARDED, process_group
 
@@ -78,6 +78,9 @@ class Launch:
         checked_integer("--processes", self.processes, at_least=1)
         if self.devices_per_process is not None:
             checked_integer("--devices-per-process", self.devices_per_process, at_least=1)
+        for name, seconds in {"--grace-s": self.grace_s, "--stop-s": self.stop_s}.items():
+            if seconds:  # 0: kill at once
+                checked_seconds(name, seconds)
         if self.print_for:
             print(PRINTERS[self.print_for](self._job()).rstrip("\n"))
             return 0
