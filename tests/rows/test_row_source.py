@@ -77,6 +77,18 @@ def test_neither_a_source_nor_a_transform_can_change_which_rows_are_read(shardin
         next(feed)
 
 
+def test_rows_are_announced_ahead_also_to_a_function_that_returns_nothing(sharding):
+    announced = {}
+
+    class Fetching(Squares):
+        def will_read(self, rows, ahead):
+            announced.setdefault(int(rows[0]), ahead)
+
+    with Feed(Fetching(320), 16, sharding, order=Order(shuffle=False), prefetch=0) as feed:
+        next(feed)
+    assert [announced[16 * ahead] for ahead in range(4)] == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [

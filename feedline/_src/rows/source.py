@@ -404,8 +404,8 @@ class UserSource(Source):
 
     @property
     def will_read(self) -> WillRead | None:
-        found: WillRead | None = getattr(self._given, "will_read", None)
-        return found
+        given = getattr(self._given, "will_read", None)
+        return None if given is None else lambda rows, ahead: given(rows, ahead) is not False
 
     def __len__(self) -> int:
         return len(self._given)
