@@ -308,6 +308,7 @@ ONE = {"tokens": (np.arange(3), np.array([0, 3]))}
         (pa.array([[1, None]]), {}, "numbers without nulls"),
         (pa.array([["a"]]), {}, "numbers without nulls"),
         (ONE, {"length": 0}, "length must be"),
+        (ONE, {"length": 1 << 40}, "length must be at most 2147483647"),  # positions are int32
         (ONE, {"packing": "first_fit"}, "packing must be one of"),
         (ONE, {"longer": "keep"}, "longer must be one of"),
         (ONE, {"packing": "split", "longer": "drop"}, "longer and max_documents are for"),

@@ -270,6 +270,7 @@ GOOD = ragged([1, 2, 3])
         ({"x": GOOD}, (1, 2), 0, r"hold every row, and row 2 of 'x' has length 3.*add a larger bucket"),
         ({"x": GOOD}, (4, 3), 0, r"ascending integers, got \(4, 3\); use \(3, 4\)"),
         ({"x": GOOD}, (4.5,), 0, r"each of pad_to"),
+        ({"x": GOOD}, (1 << 31,), 0, r"each of pad_to must be at most 2147483647"),
         ({"x": GOOD}, 4, 0, r"a sequence of integers, got 4"),
         ({"x": GOOD}, (4,), 0.5, r"a value of int32, the dtype of 'x', got 0.5"),
         ({"x": GOOD}, (4,), 1 << 70, r"a value of int32, the dtype of 'x', got 1180591620717411303424"),

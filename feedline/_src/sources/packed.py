@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from feedline._src.errors import RowError
 from feedline._src.native.spans import Spans, mark
-from feedline._src.options import checked_integer
+from feedline._src.options import MAX_COUNT, checked_integer
 from feedline._src.rows.source import Rows, WillRead
 from feedline._src.sources.documents import Documents, DocumentSource, Indices, open_documents
 from feedline._src.sources.packing import BestFit, Split
@@ -80,7 +80,7 @@ class Packed(DocumentSource):
         seed: int = 0,
         dtype: npt.DTypeLike | None = np.int32,
     ) -> None:
-        self.length = length = checked_integer("length", length, at_least=1)
+        self.length = length = checked_integer("length", length, at_least=1, at_most=MAX_COUNT)
         seed = checked_integer("seed", seed, at_least=0, at_most=(1 << 64) - 1)
         if max_documents is not None:
             max_documents = checked_integer("max_documents", max_documents, at_least=1)

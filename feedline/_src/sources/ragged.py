@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import RowError
-from feedline._src.options import checked_integer
+from feedline._src.options import MAX_COUNT, checked_integer
 from feedline._src.rows.shards import Indices
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.documents import Documents, DocumentSource, is_documents, open_documents
@@ -169,7 +169,7 @@ class Ragged(DocumentSource):
 def _checked_buckets(pad_to: Sequence[int]) -> tuple[int, ...]:
     if not isinstance(pad_to, Sequence | np.ndarray):
         raise TypeError(f"pad_to must be a sequence of integers, got {pad_to!r}; use (128, 256, 512)")
-    buckets = tuple(checked_integer("each of pad_to", bucket, at_least=1) for bucket in pad_to)
+    buckets = tuple(checked_integer("each of pad_to", each, at_least=1, at_most=MAX_COUNT) for each in pad_to)
     if not buckets or any(a >= b for a, b in itertools.pairwise(buckets)):
         raise ValueError(
             f"pad_to must be one or more ascending integers, got {buckets}; use "
