@@ -12,6 +12,7 @@ from multiprocessing import reduction
 import numpy as np
 import programs
 import pytest
+from background import PATIENCE_S, spawn
 
 from feedline._src.errors import FeedError
 from feedline._src.loader.form import HostBatch
@@ -111,6 +112,16 @@ def test_workers_that_end_or_stop_are_replaced(tmp_path):
     ]
     (workers,) = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("WORKERS")]
     assert len(workers) >= 6
+
+
+def test_a_worker_that_stops_before_it_sends_the_memory_blocks_nobody():
+    ours, theirs = multiprocessing.Pipe()
+    wake, waker = multiprocessing.Pipe(duplex=False)
+    worker = object.__new__(Worker)
+    worker.connection = ours
+    theirs.send(HostBatch([((1,), np.dtype(np.uint8))], None, None, 1, 0, [], []))
+    waker.send_bytes(b"stop")
+    assert spawn(lambda: worker.take(wake)).result(PATIENCE_S / 3) is None
 
 
 @pytest.mark.parametrize("left", [0, 1])  # 1: for a copy of the pipe's descriptor, not for the file

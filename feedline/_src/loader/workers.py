@@ -192,10 +192,12 @@ class Worker:
     def take(self, wake: Connection) -> HostBatch | None:
         """Return the next batch, and ask the worker for one more. None if `wake` is readable first."""
         while True:
-            if self.connection not in connection.wait([self.connection, wake]):
+            if not self._sends(wake):
                 return None
             reply = pickle.loads(self._received(self.connection.recv_bytes))
             if isinstance(reply, HostBatch):
+                if not self._sends(wake):  # the worker may have been stopped before it sent the memory
+                    return None
                 forms: Any = reply.leaves
                 leaves = _leaves_in(self._received(self._receive_memory), forms)
                 self._ask(1)
@@ -205,6 +207,10 @@ class Worker:
                 error.add_note(f"feedline: in a worker process:\n{text}")
                 raise error
             self._began = True
+
+    def _sends(self, wake: Connection) -> bool:
+        """Wait until the worker sends something, or has ended. False: `wake` is readable first."""
+        return self.connection in connection.wait([self.connection, wake])
 
     def _receive_memory(self) -> int:
         try:
