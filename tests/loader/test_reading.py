@@ -92,6 +92,11 @@ def test_the_error_of_a_transform_arrives_unchanged_after_the_batches_before_it(
     [
         (lambda b, r: {"x": b["x"][:1]}, ValueError, r"must map row i to row i.*batch\['x'\] came back as"),
         (
+            lambda b, r: {"x": b["x"] if len(b["x"]) == 1 else 1.0},
+            ValueError,
+            r"came back as float64\[\], not float",
+        ),
+        (
             lambda b, r: {"x": b["x"].sum()},
             ValueError,
             r"must return NumPy arrays with one row for each row it got",

@@ -162,13 +162,14 @@ class LocalForm:
         leaves, treedef = jax.tree_util.tree_flatten(batch)
         if treedef != self.out.treedef:
             raise ValueError(f"a transform must return one tree; it returned {treedef} after {self.out.treedef}")
-        for leaf, array in zip(self.out.leaves, leaves, strict=True):
+        arrays = [as_array(leaf.name, value) for leaf, value in zip(self.out.leaves, leaves, strict=True)]
+        for leaf, array in zip(self.out.leaves, arrays, strict=True):
             if array.shape != (len(rows.index), *leaf.shape) or array.dtype != leaf.dtype:
                 raise ValueError(
                     f"a transform must map row i to row i, with one dtype and shape per leaf; {leaf.name} came "
                     f"back as {array.dtype}{list(array.shape)}, not {leaf.dtype}{[len(rows.index), *leaf.shape]}"
                 )
-        return [as_array(leaf.name, array) for leaf, array in zip(self.out.leaves, leaves, strict=True)]
+        return arrays
 
 
 def number_of_place(after: Cursor) -> int:
