@@ -63,6 +63,7 @@ def test_a_command_line_that_cannot_be_understood(arguments, capsys):
         (ValueError("--steps must be at least 1"), 2, "--steps must be at least 1"),
         (TypeError("a batch must be a dict"), 2, "a batch must be a dict"),
         (FileNotFoundError("there is no file x.npy"), 2, "there is no file x.npy"),
+        (ImportError("pyarrow is not installed"), 2, "pyarrow is not installed"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )
@@ -88,6 +89,11 @@ def test_launch_gets_its_command_untouched(arguments, command, monkeypatch):
     monkeypatch.setattr(Launch, "run", lambda self: seen.append(self) or 7)
     assert main(["launch", "--processes", "2", *arguments]) == 7
     assert seen == [Launch(2, cpu="--cpu" in arguments[:1], command=command)]
+
+
+def test_without_standard_error_the_exit_code_is_the_same(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["inspect", "missing.npy"]) == 2
 
 
 def test_a_failed_program_does_not_wait_for_threads():

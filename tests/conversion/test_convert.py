@@ -184,7 +184,8 @@ def test_sources_that_cannot_be_converted(source, form, message):
         ({"workers": -1}, "workers must be"),
         ({"workers": 1, "map": map}, "in place of worker processes"),
         ({"workers": 1}, "cannot read arrays in the memory"),
-        ({"destination": "s3://bucket/out"}, "a folder on a disk"),
+        ({"destination": "s3://bucket/out"}, "a new folder on a disk, got 's3:"),
+        ({"destination": "."}, "a new folder on a disk, got '.'"),
     ],
 )
 def test_wrong_options(options, message):
@@ -291,6 +292,22 @@ def test_a_map_that_leaves_out_files():
     with pytest.raises(feedline.FeedError, match=r"must hold 400 rows .* was skipped by the given `map`"):
         converted(Counted(), map=lambda function, shards: list(map(function, shards[1:])))
     assert not Path("out").exists()
+
+
+def test_a_shard_that_another_process_has_written_is_never_removed(monkeypatch):
+    """A kill while the chunks of a Zarr array are removed would leave an array with rows of zeros."""
+
+    def remove(path, *arguments, **options):
+        assert not Path(path).name.startswith("rows-")
+        rmtree(path, *arguments, **options)
+
+    conversion = Conversion.of(Counted(), "out", "zarr", 100)
+    conversion.folder.mkdir()
+    conversion.convert_shard(2)
+    rmtree = shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", remove)
+    assert conversion.convert_shard(2) == {"rows": 100}
+    assert [path.name for path in conversion.folder.iterdir()] == ["rows-00002-of-00004.zarr"]
 
 
 @pytest.mark.parametrize("form", FORMATS)

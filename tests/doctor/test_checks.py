@@ -64,10 +64,20 @@ def test_a_check_judges_what_was_measured(check, arguments, severity, words):
 
 def test_gpus_that_jax_does_not_use(tmp_path):
     assert checks.devices("cpu", tmp_path, {}).severity == "ok"
-    tree(tmp_path, {f"proc/driver/nvidia/gpus/0000:{i}1:00.0/information": "Model: H100" for i in range(8)})
+    tree(
+        tmp_path,
+        {
+            f"proc/driver/nvidia/gpus/0000:{i}1:00.0/information": f"Device Minor: {i}\nGPU UUID: GPU-{i}"
+            for i in range(8)
+        },
+    )
     found = checks.devices("cpu", tmp_path, {"JAX_PLATFORMS": "cpu"})
     assert found.severity == "error"
     assert "the driver lists 8 NVIDIA GPUs; JAX_PLATFORMS=cpu" in found.finding
+    assert "docker run --gpus" in found.fix  # as in a container that sees the driver, but none of its devices
+    tree(tmp_path, {"dev/nvidia0": ""})
+    assert checks.devices("cpu", tmp_path, {"JAX_PLATFORMS": "cpu"}).fix.startswith("unset JAX_PLATFORMS")
+    assert "jax[cuda13]" in checks.devices("cpu", tmp_path, {}).fix
     assert checks.devices("gpu", tmp_path, {}).severity == "ok"
 
 
@@ -174,6 +184,17 @@ def test_a_narrower_dtype_holds_the_values_of_all_batches():
     assert Leaf.of("x", large, Leaf.of("x", small)).narrower == "uint16"
     assert Leaf.of("x", small, Leaf.of("x", large)).narrower == "uint16"
     assert fitting(small, []) == []
+
+
+@pytest.mark.slow
+def test_a_jax_that_cannot_start_is_a_finding():
+    done = programs.run(
+        [sys.executable, "-m", "feedline", "doctor", "--json"],
+        capture_output=True, text=True, timeout=120, env=programs.importing(JAX_PLATFORMS="cuda"),
+    )  # fmt: skip
+    found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}["devices that JAX uses"]
+    assert (done.returncode, found["severity"]) == (4, "error")
+    assert "JAX runs on no device (" in found["finding"]
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def _exit_code(arguments: list[str]) -> int:
         return _report_failure(end, _SIGNAL_BASE + end.number)
     except KeyboardInterrupt as interrupt:
         return _report_failure(interrupt, _SIGNAL_BASE + signal.SIGINT)
-    except (FeedError, ValueError, TypeError, OSError) as error:
+    except (FeedError, ValueError, TypeError, OSError, ImportError) as error:  # ImportError: a format's library
         return _report_failure(error, _FEED_ERROR if isinstance(error, FeedError) else _WRONG_ARGUMENT)
 
 
@@ -123,7 +123,7 @@ def _report_failure(error: BaseException, code: int) -> int:
 
 
 def _print_error(message: str) -> None:
-    with contextlib.suppress(OSError):  # a closed pipe
+    with contextlib.suppress(OSError, AttributeError):  # a closed pipe, or none: None
         # one write, since threads of a library may be writing tracebacks meanwhile
         sys.stderr.write(f"feedline: {printable(message)}\n")
         sys.stderr.flush()

@@ -122,14 +122,15 @@ class Conversion:
         cls, source: Any, destination: str | os.PathLike[str], form: str | None, rows_per_shard: int | None
     ) -> Conversion:
         """Prepare the conversion of a source. Reads a few rows of the source, and writes nothing."""
-        if is_url(os.fspath(destination)):
+        path = Path(destination)
+        if is_url(os.fspath(destination)) or not path.name:
             raise ValueError(
-                f"a conversion writes to a folder on a disk, got {destination}; convert to a local folder, and "
-                "copy that folder"
+                f"a conversion writes to a new folder on a disk, got {os.fspath(destination)!r}; name a local "
+                "folder, which you can copy afterwards"
             )
         if (count := len(source)) == 0:
             raise ValueError("a conversion needs at least one row, got a source without any")
-        rows, path = Rows.of(source), Path(destination)
+        rows = Rows.of(source)
         chunk = rows.in_bytes(_CHUNK_BYTES)
         if rows_per_shard is None:
             most = max(rows.in_bytes(_SHARD_BYTES), -(-count // _MOST_SHARDS))
@@ -208,16 +209,18 @@ class Conversion:
         """Write a shard, read it back, and return {"rows": how many}: Ray Data accepts no bare number.
 
         The shard appears under its name once it is on the disk and checked. Several processes may write the same
-        shard: the last process replaces it with the same rows.
+        shard, which holds the same rows whichever of them is kept.
         """
         final, rows = self.folder / self.name_of(shard), self.rows_of(shard)
         try:
             with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=self.folder) as folder:
                 path = Path(folder, final.name)
                 write_file(path, self.format, self.rows, rows, self.rows_per_chunk)
-                if final.is_dir():  # a folder cannot be replaced
-                    shutil.rmtree(final)
-                os.replace(path, final)
+                try:
+                    os.replace(path, final)
+                except OSError:
+                    if not final.is_dir():  # a folder cannot be replaced, and this one holds the same rows
+                        raise
         except (OSError, ValueError, RuntimeError) as error:  # what libraries raise for a full disk
             full = os.strerror(errno.ENOSPC)
             if isinstance(error, FeedError) or full not in str(error):  # FeedError: the source could not be read

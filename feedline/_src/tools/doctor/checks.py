@@ -9,7 +9,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from feedline._src.machine import Topology, as_list, limits, memory, topology
+from feedline._src.machine import Topology, as_list, limits, memory, topology, usable_gpus
 from feedline._src.tools.cli.terminal import in_bytes
 from feedline._src.tools.doctor.findings import Finding, Severity, first_three, made
 
@@ -31,6 +31,7 @@ _SAVED_BYTES, _SAVED_SHARE = 64 << 10, 0.25
 _SAMPLED_BYTES = 64 << 20
 _NARROW = ("uint8", "int8", "uint16", "int16")
 _BATCHES = 3
+_NO_DEVICE = "no device"
 
 
 # --- the machine ---
@@ -38,7 +39,7 @@ _BATCHES = 3
 
 def machine_findings(environ: Mapping[str, str], data: Path | None) -> Iterator[Finding]:
     """Check the host, and whether JAX uses its accelerators. `data`: a file or folder to read."""
-    allowed, platform = os.sched_getaffinity(0), jax.default_backend()
+    allowed, (platform, accelerators) = os.sched_getaffinity(0), own_devices()
     checks = {
         "threads and processors": lambda: threads_and_processors(len(allowed), limits().processors),
         "affinity of processors and memory": lambda: affinity(allowed, topology()),
@@ -47,10 +48,21 @@ def machine_findings(environ: Mapping[str, str], data: Path | None) -> Iterator[
         "devices that JAX uses": lambda: devices(platform, Path("/"), environ),
     }
     if data is not None:
-        files = [file for file in (data, *sorted(data.rglob("*"))) if file.is_file()]
-        accelerators = 1 if platform == "cpu" else jax.local_device_count()
+        files = (file for file in itertools.chain([data], data.rglob("*")) if file.is_file())
         checks["disk read rate"] = lambda: disk_read_rate(*read_rate(files), accelerators)
     yield from made(checks)
+
+
+def own_devices() -> tuple[str, int]:
+    """The platform of this process's devices, and how many accelerators they are; at least 1.
+
+    If JAX cannot start, for example without the GPUs that JAX_PLATFORMS names, the platform says why.
+    """
+    try:
+        platform = jax.default_backend()
+        return platform, 1 if platform == "cpu" else jax.local_device_count()
+    except Exception as error:  # noqa: BLE001  reported as the finding; jax raises RuntimeError, AssertionError
+        return f"{_NO_DEVICE} ({type(error).__name__}: {' '.join(str(error).split())})", 1
 
 
 def threads_and_processors(allowed: int, quota: float | None) -> Finding:
@@ -105,7 +117,7 @@ def shared_memory(folder: str = "/dev/shm") -> Finding:
     )
 
 
-def read_rate(files: Sequence[Path], most: int = _READ_BYTES, seconds: float = _READ_S) -> tuple[int, float]:
+def read_rate(files: Iterable[Path], most: int = _READ_BYTES, seconds: float = _READ_S) -> tuple[int, float]:
     """Read in sequence until `most` bytes are read or `seconds` have passed. Returns (bytes, seconds)."""
     done, began, buffer = 0, time.perf_counter(), bytearray(_BLOCK)
     for file in files:
@@ -134,16 +146,18 @@ def disk_read_rate(count: int, seconds: float, accelerators: int) -> Finding:
 
 
 def devices(platform: str, root: Path, environ: Mapping[str, str]) -> Finding:
-    """Whether JAX runs on the CPU although the NVIDIA driver lists GPUs."""
-    gpus = len(list((root / "proc/driver/nvidia/gpus").glob("*")))
-    platforms = environ.get("JAX_PLATFORMS", "")
+    """Whether JAX cannot start, or runs on the CPU although the NVIDIA driver lists GPUs."""
+    gpus, platforms = len(list((root / "proc/driver/nvidia/gpus").glob("*"))), environ.get("JAX_PLATFORMS", "")
+    fix = 'read the warnings of python -c "import jax; jax.devices()"; pip install -U "jax[cuda13]"'
+    if gpus and not usable_gpus(root):
+        fix = "this process may open none of them: docker run --gpus all, srun --gpus-per-node=..."
+    elif platforms and platform == "cpu":
+        fix = "unset JAX_PLATFORMS, or set it to cuda"
     return Finding(
-        "error" if platform == "cpu" and gpus else "ok",
+        "error" if platform.startswith(_NO_DEVICE) or (platform == "cpu" and gpus) else "ok",
         f"JAX runs on {platform}, and the driver lists {gpus} NVIDIA GPUs; JAX_PLATFORMS={platforms}",
-        "unset JAX_PLATFORMS, or set it to cuda"
-        if platforms
-        else 'read the warnings of python -c "import jax; jax.devices()"; pip install -U "jax[cuda13]"',
-        "JAX warns once and then trains on the CPU, many times more slowly",
+        fix,
+        "JAX warns once and then trains on the CPU, many times more slowly; without the CPU, it fails",
     )
 
 
