@@ -110,6 +110,9 @@ def test_dtypes_that_numpy_does_not_have(form):
 
 
 def records(kind):
+    if kind == "csv":
+        Path("rows.csv").write_text(",name\n0,a\n1,b\n")  # the index of pandas has no name
+        return "rows.csv"
     random = np.random.default_rng(2)
     data = [random.bytes(length) for length in (0, 5, 300, 7, 1)]
     if kind == "tar":
@@ -167,6 +170,7 @@ class Empty(Counted):
         (feedline.Ragged({"t": (np.arange(3), np.array([0, 1, 3]))}, pad_to=(4,)), None, "shape, got a Ragged"),
         (feedline.Lanes(lambda lane, count: None, 1), None, "a stream has no rows with random access, got Lanes"),
         ("files", "npy", "npy cannot hold these rows: they have bytes of any length; .* array_record holds"),
+        ("csv", None, "each column needs a name, and one has none"),
         ("classes", "zarr", "they have bytes of any length; .* with feedline.decoded"),
         ("classes", "array_record", "they are records of several fields; .* parquet holds columns with names"),
     ],

@@ -44,6 +44,8 @@ class Rows:
         sampled = np.unique(np.linspace(0, len(source) - 1, _SAMPLED_RECORDS).astype(np.int64))
         records: Any = source.records(sampled)
         names = () if source.fields is None else sorted(source.fields)
+        if not all(names):
+            raise TypeError("each column needs a name, and one has none; leave it out: columns=[...]")
         values = [record[name] for record in records for name in names] if names else records
         sizes = [len(value) if isinstance(value, bytes) else np.asarray(value).nbytes for value in values]
         first = np.dtype([(name, _dtype_of(records[0][name])) for name in names]) if names else np.dtype(object)
