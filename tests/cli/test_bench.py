@@ -55,6 +55,7 @@ def test_the_limit_counts_the_rows_that_are_placed_together(size, options, rows,
     [
         (["modes", "--rounds", "0"], "--rounds must be at least 1, got 0"),
         (["modes", "--seconds", "inf"], "--seconds must be above 0 and below 1e9, got inf"),
+        (["modes", "--out", "none/x"], "[Errno 2] No such file or directory: 'none/x'"),
         (["feed", "rows.npy", "--cpu-devices", "-1"], "--cpu-devices must be at least 1, got -1"),
     ],
 )

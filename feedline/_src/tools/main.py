@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from feedline._src.agreement.monitor import abort, leave
+from feedline._src.agreement.monitor import abort, leave, say
 from feedline._src.errors import FeedError
 from feedline._src.native.library import implementation
 from feedline._src.tools.cli.interrupt import EndedBySignal, Terminated, interrupts_get_through, terminations_raise
@@ -71,7 +71,7 @@ def _exit_code(arguments: list[str]) -> int:
         return int(_parsed(arguments).run())
     except EndedBySignal as end:  # no failure: all processes end like this, and wait for each other as usual
         if str(end):
-            _print_error(str(end))
+            say(printable(str(end)))
         sys.exit(_SIGNAL_BASE + end.number)
     except Terminated as end:
         return _report_failure(end, _SIGNAL_BASE + end.number)
@@ -108,7 +108,7 @@ def _list_commands(arguments: list[str]) -> NoReturn:
     asked = arguments[-1:] in (["-h"], ["--help"])
     name = " ".join(arguments[:2])
     if not asked:
-        _print_error(f"there is no command {name!r}; choose one of these" if name else "a command is missing")
+        say(printable(f"there is no command {name!r}; choose one of these" if name else "a command is missing"))
     group = [each for each in COMMANDS if each.split()[0] in arguments[:1]] or COMMANDS
     out = sys.stdout if asked else sys.stderr
     print(_HELP, listed({each: _loaded(each) for each in group}), sep="\n", file=out)
@@ -117,16 +117,9 @@ def _list_commands(arguments: list[str]) -> NoReturn:
 
 def _report_failure(error: BaseException, code: int) -> int:
     """Print the error in one line, and return the exit code. The run's other processes receive the error, too."""
-    _print_error(" ".join(str(error).split()) or "interrupted")
+    say(printable(" ".join(str(error).split()) or "interrupted"))
     abort(error)
     return code
-
-
-def _print_error(message: str) -> None:
-    with contextlib.suppress(OSError, AttributeError):  # a closed pipe, or none: None
-        # one write, since threads of a library may be writing tracebacks meanwhile
-        sys.stderr.write(f"feedline: {printable(message)}\n")
-        sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -40,6 +40,8 @@ class _Benchmark:
             raise ValueError(f"--seconds must be above 0 and below 1e9, got {self.seconds}")
         if self.cpu_devices:
             use_cpu_devices(self.cpu_devices)
+        if self.out is not None:
+            self.out.open("a").close()  # a file that cannot be written is an error now, not after the measurement
         from feedline._src.tools.bench.machine import describe
 
         options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
