@@ -342,6 +342,20 @@ def test_a_limit_of_threads_is_named(monkeypatch):
     assert run.join(PATIENCE_S) is None
 
 
+def test_an_interrupt_in_the_start_of_a_thread_stays_an_interrupt(monkeypatch):
+    def start(thread):
+        try:
+            raise KeyboardInterrupt
+        finally:
+            threading.Lock().release()  # as `Thread.start` does after an interrupt
+
+    run = Prefetcher(Batches(9), str, 2, Watch(Reading()), threads=2, ahead=3)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(KeyboardInterrupt):
+        run.start()
+    run.close()
+
+
 @pytest.mark.parametrize("stage", ["read", "place"])
 def test_close_while_a_thread_is_busy_names_it_and_lets_go_of_what_it_makes(stage):
     inside, gate, items = threading.Event(), threading.Event(), weakref.WeakSet()
