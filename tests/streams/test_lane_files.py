@@ -3,10 +3,12 @@
 import contextlib
 import json
 import resource
+import threading
 
 import jax
 import numpy as np
 import pytest
+from background import PATIENCE_S, spawn
 
 from feedline import load_lanes, save_lanes
 from feedline._src.loader.lane_files import read_state
@@ -87,6 +89,15 @@ def test_an_interrupted_save_leaves_the_earlier_file_whole(tmp_path, monkeypatch
         save_lanes(state(step=8), tmp_path)
     assert load_lanes(tmp_path) == state()
     assert len(list(tmp_path.iterdir())) == 3  # and no part of a file
+
+
+def test_two_threads_may_save_the_same_at_once(tmp_path, monkeypatch):
+    both = threading.Barrier(2)
+    monkeypatch.setattr("os.fsync", lambda file: both.wait(PATIENCE_S))
+    saves = [spawn(lambda: save_lanes(state(), tmp_path)) for _ in range(2)]
+    assert [save.result(PATIENCE_S) for save in saves] == [None, None]
+    assert load_lanes(tmp_path) == state()
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,7 @@ def _write(path: Any, text: str) -> None:
     if not isinstance(path, Path):
         path.write_text(text)  # an object in a bucket
         return
-    part = path.with_suffix(".part")
+    part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.part")  # another thread may save the same
     try:
         with part.open("w") as file:
             file.write(text)
