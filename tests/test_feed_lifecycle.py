@@ -348,6 +348,38 @@ def test_close_while_another_thread_waits_in_next():
     assert feed.get_state()["step"] == len(delivered) == 3
 
 
+def test_after_an_interrupt_close_waits_for_reads_again():
+    """Before Python 3.13, a thread whose `join` was interrupted looked as if it had ended."""
+    source, came = Rows(), threading.Event()
+    source.gate.clear()
+
+    def handler(number, frame):
+        if sys._getframe(1).f_code.co_name == "_wait_for_tstate_lock" or sys.version_info >= (3, 13):
+            came.set()
+            raise KeyboardInterrupt
+
+    def interrupt():
+        while not came.wait(0.1):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    usual = signal.signal(signal.SIGINT, handler)
+    try:
+        feed = feed_of(source, reading=Reading(threads=1))
+        [next(feed) for _ in range(3)]
+        arrived(source.inside)
+        interrupting = spawn(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            feed.close()
+        interrupting.result(PATIENCE_S)
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    closing = spawn(lambda: feed.close(float("inf")))
+    with pytest.raises(TimeoutError):
+        closing.result(0.2)
+    source.gate.set()
+    closing.result(PATIENCE_S)
+
+
 def test_close_while_another_thread_is_about_to_start_the_run(monkeypatch):
     """Between its look at whether the feed is open and the first read."""
     about, go_on = threading.Event(), threading.Event()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy as copies
 import dataclasses
 import logging
+import threading
 import time
 import weakref
 from collections.abc import Iterable
@@ -201,7 +202,7 @@ class MeshIterator(ProcessBound):
             return  # the thread and the iterator belong to the parent process
         self._closed = True
         self._prefetcher.close()
-        if stuck := self._prefetcher.join(timeout_s):
+        if stuck := self._prefetcher.join(min(timeout_s, threading.TIMEOUT_MAX)):
             _log.warning("%s is still busy with a read or a transfer %g s after close", stuck, timeout_s)
         else:
             self._source.close()  # unless the thread has closed it

@@ -282,7 +282,7 @@ class Feed(FeedBase):
         # no comparison after an exception, or while another thread is in `next`: an error says more than counts
         compares = not self._closed and not self._single_thread.occupied and sys.exc_info()[0] is None
         self._closed = True
-        stuck = self._stop(timeout_s)
+        stuck = self._stop(min(timeout_s, threading.TIMEOUT_MAX))
         if stuck:
             if stuck != threading.current_thread().name:
                 _log.warning(

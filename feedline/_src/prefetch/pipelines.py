@@ -19,6 +19,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from feedline._src.errors import FeedError
 from feedline._src.prefetch.watch import Pending, Watch
+from feedline._src.runtime.threads import JoinableThread
 
 _BRIEFLY_S = 0.5e-3
 """How long a thread waits for a slot before it gives up its permit: waking another thread costs more than that.
@@ -304,8 +305,7 @@ class Prefetcher(Generic[H, T]):
         # `ahead` - 1 batches may wait for slots, each blocking a thread
         names = [f"feedline-read-{i}" for i in range(threads + ahead - 1)]
         self._threads = [
-            threading.Thread(target=self._run, name="feedline-place" if self._one_by_one else name, daemon=True)
-            for name in names
+            JoinableThread(self._run, "feedline-place" if self._one_by_one else name) for name in names
         ]
 
     @classmethod
