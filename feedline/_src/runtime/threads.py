@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import operator
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, ClassVar, NoReturn
 
 import jax
@@ -85,7 +84,6 @@ def _values() -> tuple[Any, ...]:
     return _of_config(jax.config)
 
 
-_POLL_S = 0.01
 _NO_ANNOTATION = contextlib.nullcontext()
 
 
@@ -116,35 +114,6 @@ class Stopwatch:
 def this_thread() -> str:
     """The name of the calling thread."""
     return threading.current_thread().name
-
-
-class JoinableThread(threading.Thread):
-    """A daemon thread for which a thread may wait that is interrupted, and then waits again.
-
-    Before Python 3.13, a `threading.Thread` counts as ended after an interrupt in its `join`.
-    """
-
-    def __init__(self, target: Callable[[], None], name: str) -> None:
-        super().__init__(target=target, name=name, daemon=True)
-        self._has_run = False
-
-    def run(self) -> None:
-        """Call the target."""
-        try:
-            super().run()
-        finally:
-            self._has_run = True
-
-    def is_alive(self) -> bool:
-        """Whether it was started, and its target has not returned."""
-        return self.ident is not None and not self._has_run
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until it has ended, or for `timeout` seconds."""
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        super().join(timeout)
-        while self.is_alive() and time.monotonic() < deadline:  # Python believes that it has ended
-            time.sleep(_POLL_S)
 
 
 class ProcessBound:
