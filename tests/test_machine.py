@@ -2,7 +2,7 @@
 
 import pytest
 
-from feedline._src.machine import GroupLimits, limits, memory
+from feedline._src.machine import memory, quota
 
 
 def tree(root, files):
@@ -46,11 +46,15 @@ def tree(root, files):
 )
 def test_quota_of_processors(files, expected, tmp_path):
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
-    assert limits(tree(tmp_path, files)).processors == expected
+    assert quota(tree(tmp_path, files)) == expected
+
+
+INFO = f"MemTotal: {64 << 20} kB\nMemFree: 1 kB\nMemAvailable: {48 << 20} kB\nHugePages_Total: 0\n"
 
 
 def test_memory_of_version_1(tmp_path):
     group = {
+        "proc/meminfo": INFO,
         "proc/self/cgroup": "3:memory:/job\n",
         "sys/fs/cgroup/memory/job/memory.limit_in_bytes": str(4 << 30),
         "sys/fs/cgroup/memory/job/memory.usage_in_bytes": str(3 << 30),
@@ -58,21 +62,36 @@ def test_memory_of_version_1(tmp_path):
         "sys/fs/cgroup/memory/memory.limit_in_bytes": str((1 << 63) - 4096),
         "sys/fs/cgroup/memory/memory.usage_in_bytes": str(9 << 30),
     }
-    assert limits(tree(tmp_path, group)) == GroupLimits(None, 4 << 30, 2 << 30)
+    assert memory(tree(tmp_path, group)) == (4 << 30, 2 << 30)
 
 
 @pytest.mark.parametrize(
-    ("available", "limits", "expected"),
+    ("limits", "expected"),
     [
-        (48, {}, (64, 48)),
-        (48, {"max": 8 << 30, "current": 8 << 30}, (8, 0)),
-        (48, {"max": 8 << 30, "current": 8 << 30, "stat": f"anon 5\ninactive_file {4 << 30}\n"}, (8, 4)),
-        (48, {"max": "max", "current": 8 << 30}, (64, 48)),
+        ({}, (64, 48)),
+        ({"job/memory.max": 8 << 30, "job/memory.current": 8 << 30}, (8, 0)),
+        (
+            {
+                "job/memory.max": 8 << 30,
+                "job/memory.current": 8 << 30,
+                "job/memory.stat": f"anon 5\ninactive_file {4 << 30}\n",
+            },
+            (8, 4),
+        ),
+        ({"job/memory.max": "max", "job/memory.current": 8 << 30}, (64, 48)),
+        (  # other groups use the outer group's memory
+            {
+                "job/memory.max": 4 << 30,
+                "job/memory.current": 1 << 30,
+                "memory.max": 16 << 30,
+                "memory.current": 15 << 30,
+            },
+            (4, 1),
+        ),
     ],
 )
-def test_memory_of_the_machine_or_its_group(available, limits, expected, tmp_path):
-    info = f"MemTotal: {64 << 20} kB\nMemFree: 1 kB\nMemAvailable: {available << 20} kB\nHugePages_Total: 0\n"
-    files = {"proc/meminfo": info, "proc/self/cgroup": "0::/\n", "sys/fs/cgroup/none": ""}
-    files |= {f"sys/fs/cgroup/memory.{name}": str(value) for name, value in limits.items()}
+def test_memory_of_the_machine_or_its_group(limits, expected, tmp_path):
+    files = {"proc/meminfo": INFO, "proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/none": ""}
+    files |= {f"sys/fs/cgroup/{name}": str(value) for name, value in limits.items()}
     total, free = memory(tree(tmp_path, files))
     assert (total >> 30, free >> 30) == expected

@@ -84,31 +84,19 @@ def as_list(numbers: Set[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
-class GroupLimits(NamedTuple):
-    """The tightest limits of a process's control group and of the groups that contain it; None: no limit."""
-
-    processors: float | None = None  # the CPU quota
-    memory_bytes: int | None = None
-    memory_used_bytes: int | None = None  # without page cache that can be dropped at once
-
-
-def limits(root: Path = Path("/")) -> GroupLimits:
-    """The limits of this process."""
-    quotas = filter(None, map(_quota, _folders(root, "cpu")))
-    memories = filter(None, map(_memory, _folders(root, "memory")))
-    return GroupLimits(min(quotas, default=None), *min(memories, default=(None, None)))
+def quota(root: Path = Path("/")) -> float | None:
+    """The tightest quota of processors of this process's control group and of those that contain it, if any."""
+    return min(filter(None, map(_quota, _folders(root, "cpu"))), default=None)
 
 
 def memory(root: Path = Path("/")) -> tuple[int, int]:
-    """(total, free) bytes of memory that the machine and the control group allow. Page cache counts as free."""
+    """(total, free) bytes of memory that the machine and the control groups allow. Page cache counts as free."""
     lines = (line.split() for line in (root / "proc/meminfo").read_text().splitlines())
     found = {words[0]: int(words[1]) * 1024 for words in lines if len(words) == 3}
     total, free = found["MemTotal:"], found["MemAvailable:"]
     with contextlib.suppress(OSError, ValueError):  # no control groups, or their form is unknown
-        group = limits(root)
-        if group.memory_bytes is not None:
-            total = min(total, group.memory_bytes)
-            free = min(free, max(0, group.memory_bytes - (group.memory_used_bytes or 0)))
+        for limit, used in filter(None, map(_memory, _folders(root, "memory"))):
+            total, free = min(total, limit), min(free, max(0, limit - used))
     return total, free
 
 

@@ -6,17 +6,17 @@ import contextlib
 import math
 import os
 
-from feedline._src.machine import limits
+from feedline._src.machine import quota
 
 
 def own_cores() -> int:
     """This process's equal share of the host's cores, at most as many as it may use, and at least 1."""
     present = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else present
-    quota = None
+    granted = None
     with contextlib.suppress(OSError, ValueError):  # no cgroups, or in an unknown form
-        quota = limits().processors
-    return share_of(own_processes(), usable, present, quota)
+        granted = quota()
+    return share_of(own_processes(), usable, present, granted)
 
 
 def own_processes() -> int:

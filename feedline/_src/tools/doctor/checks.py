@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from feedline._src.machine import Topology, as_list, limits, memory, topology, usable_gpus
+from feedline._src.machine import Topology, as_list, memory, quota, topology, usable_gpus
 from feedline._src.tools.cli.terminal import in_bytes
 from feedline._src.tools.doctor.findings import Finding, Severity, first_three, made
 
@@ -41,7 +41,7 @@ def machine_findings(environ: Mapping[str, str], data: Path | None) -> Iterator[
     """Check the host, and whether JAX uses its accelerators. `data`: a file or folder to read."""
     allowed, (platform, accelerators) = os.sched_getaffinity(0), own_devices()
     checks = {
-        "threads and processors": lambda: threads_and_processors(len(allowed), limits().processors),
+        "threads and processors": lambda: threads_and_processors(len(allowed), quota()),
         "affinity of processors and memory": lambda: affinity(allowed, topology()),
         "free memory": lambda: free_memory(*memory()),
         "shared memory": shared_memory,
