@@ -226,7 +226,8 @@ class _Batches:
         self._form: tuple[RowSpec, list[bool]] | None = None  # the last spec, and which leaves were copied
         self._placement: tuple[RowSpec, Placement] | None = None  # for batches of this spec
         self.staging = Staging([], idle)
-        self._closed = False
+        close = getattr(self._iterator, "close", None)
+        self._unclosed = [] if close is None else [close]  # whichever thread removes it calls it
 
     def __next__(self) -> _HostBatch:
         with self._settings.applied():
@@ -259,10 +260,11 @@ class _Batches:
 
     def close(self) -> None:
         self.staging.close()
-        close = getattr(self._iterator, "close", None)
-        if close is not None and not self._closed:
-            self._closed = True
-            close()
+        try:
+            close = self._unclosed.pop()
+        except IndexError:  # it was closed, or needs no close
+            return
+        close()
 
     def _in_placed_dtypes(self, given: list[Any], spec: RowSpec) -> list[Any]:
         """The leaves in placed dtypes. All are copied, except those on devices and, with `copy=False`, those whose
