@@ -1,6 +1,7 @@
 """`prefetch_to_mesh`: any iterator of batches, placed ahead, in order, with its own state."""
 
 import copy as copies
+import functools
 import pickle
 import threading
 import time
@@ -209,6 +210,8 @@ def test_close_wakes_a_thread_that_waits():
     batches = prefetch_to_mesh(waiting(), SHARDING)
     taken = spawn(lambda: next(batches))
     arrived(inside)
+    with pytest.raises(ValueError, match="for one thread at a time, and another thread is inside it"):
+        next(batches)
     batches.close(timeout_s=0)
     with pytest.raises(ValueError, match="the iterator is closed"):
         taken.result(PATIENCE_S)
@@ -220,22 +223,23 @@ def test_close_wakes_a_thread_that_waits():
 def test_after_an_interrupt_at_any_line_of_next_no_batch_is_missing(prefetch, begun):
     """The iterator is closed, or the next batch is the one after its state. No call waits for ever."""
 
-    def next_or_error(batches):
+    def interrupted(batches, line):
+        """Where `next` was interrupted, how many batches the state counts, and what the next `next` does."""
+        where, _ = interrupted_at(line, lambda: next(batches))
+        delivered = batches.get_state()["given"]
         try:
-            return int(next(batches)[0, 0])
+            return where, delivered, int(next(batches)[0, 0])
         except ValueError as error:
-            return str(error)
+            return where, delivered, str(error)
 
     for line in range(1, 1000):
         source = Reusing(5)
         with prefetch_to_mesh(source, SHARDING, prefetch) as batches:
             for _ in range(begun):
                 next(batches)
-            where, _ = interrupted_at(line, lambda: next(batches))
+            where, delivered, found = spawn(functools.partial(interrupted, batches, line)).result(PATIENCE_S)
             if where is None:
                 break
-            delivered = batches.get_state()["given"]
-            found = spawn(lambda: next_or_error(batches)).result(PATIENCE_S)
             assert found == delivered or "by an interrupt" in str(found), where
         assert source.closed == 1, where
     assert line > 20

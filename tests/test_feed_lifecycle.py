@@ -30,7 +30,7 @@ SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
 N, B = 64, 8
 ORDER = rows_at(Order(), N, 0, np.arange(N)).reshape(-1, B).tolist()
 CLOSED = "the feed is closed; to continue, build a new feed and call its set_state"
-ELSEWHERE = "a feed is for one thread at a time, and another thread is inside it"
+ELSEWHERE = "an iterator of batches is for one thread at a time, and another thread is inside it"
 
 
 @pytest.fixture(autouse=True)

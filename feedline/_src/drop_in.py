@@ -31,7 +31,7 @@ from feedline._src.record import BatchRecord, PartTimes
 from feedline._src.rows.spec import RowSpec, cast_into
 from feedline._src.rows.values import as_array
 from feedline._src.runtime.exit import close_at_exit
-from feedline._src.runtime.threads import JaxSettings, ProcessBound, Stopwatch, this_thread
+from feedline._src.runtime.threads import JaxSettings, ProcessBound, SingleThread, Stopwatch, this_thread
 
 _log = logging.getLogger("feedline")
 _CLOSED = "the iterator is closed, by close() or by an interrupt; call prefetch_to_mesh again"
@@ -95,6 +95,7 @@ class MeshIterator(ProcessBound):
 
     def __init__(self, iterable: Iterable[Any], sharding: Any, prefetch: int, copy: bool) -> None:
         super().__init__()
+        self._single_thread = SingleThread()
         self._prefetch = prefetch
         self._accounts = Accounts(prefetch + 2 if prefetch else 0)
         idle = prefetch + 3  # one being placed, `prefetch` that wait, two in use
@@ -115,6 +116,10 @@ class MeshIterator(ProcessBound):
 
     def __next__(self) -> Any:
         """The next batch. StopIteration at the end. An error of the iterator comes after all batches before it."""
+        with self._single_thread:
+            return self._next()
+
+    def _next(self) -> Any:
         asked = time.perf_counter()
         if self._exhausted:
             raise StopIteration

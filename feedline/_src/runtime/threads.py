@@ -164,8 +164,8 @@ class SingleThread:
         me = threading.get_ident()
         if self._holder.setdefault("thread", me) != me:
             raise ValueError(
-                "a feed is for one thread at a time, and another thread is inside it; give each thread a feed of "
-                "its own, or guard the feed with a lock"
+                "an iterator of batches is for one thread at a time, and another thread is inside it; give each "
+                "thread an iterator of its own, or guard it with a lock"
             )
 
     @property
