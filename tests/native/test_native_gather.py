@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline import Blocks, Order
-from feedline._src.native.gather import RowGather, gather_at_positions
+from feedline._src.native.gather import RowGather, rows_at_positions
 from feedline._src.native.library import library
 from feedline._src.order.epoch import epoch_order, rows_at
 from feedline._src.sources.arrays import NumpyRows
@@ -148,7 +148,7 @@ def test_each_leaf_has_the_rows_at_its_positions(part, data):
         outs.append(np.empty(expected[-1].shape, dtype))
         gathers.append(RowGather(parts))
         copies.append(gathers[-1].copy(len(positions), columns, outs[-1]))
-    found = gather_at_positions(epoch_order(order, sum(lengths), epoch), positions, copies)
+    found = rows_at_positions(epoch_order(order, sum(lengths), epoch), positions, copies)
     np.testing.assert_array_equal(found, expected_rows)
     for out, wanted in zip(outs, expected, strict=True):
         np.testing.assert_array_equal(out, wanted)
@@ -161,5 +161,5 @@ def test_a_position_or_a_row_out_of_range_is_an_error(first, message):
     gather = RowGather([np.ones((5, 4), np.int32)])
     order, copy = epoch_order(Order(shuffle=False), 10, 0), gather.copy(3, (slice(None),), out)
     with pytest.raises(IndexError, match=rf"must be in \[0, 10\), got {message}"):
-        gather_at_positions(order, range(first, first + 3), [copy])
+        rows_at_positions(order, range(first, first + 3), [copy])
     assert (out == 0).all()

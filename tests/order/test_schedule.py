@@ -114,13 +114,13 @@ def test_batches_are_those_built_row_by_row(place, offsets):
 @settings(max_examples=300, deadline=None)
 def test_passes_follow_each_other(schedule, index):
     if schedule.epochs is None:
-        assert schedule.batches_of_pass(index) == ENDLESS
+        assert schedule.batches_from(schedule.start_of_pass(index)) == ENDLESS
         assert schedule.pass_of(Cursor(index, 3)) == 0
         return
     start = schedule.start_of_pass(index)
     assert start == (index * schedule.epochs, 0)
     batches, dropped = few_batches(schedule, start)
-    assert schedule.batches_of_pass(index) == len(batches)
+    assert schedule.batches_from(start) == len(batches)
     if schedule.epochs == 1 and schedule.remainder != "wrap":
         assert schedule.steps_per_epoch == len(batches)
     real = sum(real for batch in batches for _, _, real in batch.rows)

@@ -212,28 +212,13 @@ class RowGather(Reader):
         return leaf
 
 
-def rows_at_positions(order: ctypes.Structure, positions: Array | range) -> Indices:
-    """int64[k]: the row at each position of an epoch.
+def rows_at_positions(order: ctypes.Structure, positions: Array | range, copies: Sequence[Copy] = ()) -> Indices:
+    """int64[k]: the row at each position of an epoch. All leaves of a batch get these rows.
 
     Args:
       order: an `EpochOrder`.
       positions: 64-bit integers[k] with any strides, or a range of step 1.
-
-    Raises:
-      IndexError: there is no such position.
-    """
-    return gather_at_positions(order, positions, [])
-
-
-def gather_at_positions(order: ctypes.Structure, positions: Array | range, copies: Sequence[Copy]) -> Indices:
-    """Copy the rows at some positions of an epoch into all leaves of a batch.
-
-    Args:
-      order: an `EpochOrder`.
       copies: one for each leaf, for as many rows as there are positions (see `RowGather.copy`).
-
-    Returns:
-      int64[k]: the row at each position.
 
     Raises:
       IndexError: there is no such position, or no such row.

@@ -91,10 +91,6 @@ class Schedule:
             'epochs; use len(feed), or remainder "drop" or "pad"'
         )
 
-    def batches_of_pass(self, index: int) -> int:
-        """How many batches pass number `index` has; `ENDLESS` if it has no end."""
-        return self.batches_from(Cursor(index * (self.epochs or 1), 0))
-
     def batches_from(self, cursor: Cursor) -> int:
         """How many batches there are from `cursor` to the end of its pass; `ENDLESS` if it has no end."""
         if self.epochs is None:

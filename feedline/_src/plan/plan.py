@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from feedline._src.options import Settings, checked_integer
-from feedline._src.order.schedule import ENDLESS, Remainder, Schedule
+from feedline._src.order.schedule import ENDLESS, Cursor, Remainder, Schedule
 from feedline._src.placement.place import broadcast, check_not_split, sharded_spec, with_steps
 from feedline._src.placement.plan import (
     Indices,
@@ -315,7 +315,7 @@ def _length(source: SourceMetadata, options: CheckedOptions) -> int | None:
     if source.rows is None or not isinstance(options.batch_size, int):
         return None
     schedule = Schedule(source.rows, options.batch_size, options.remainder, options.epochs)
-    batches = schedule.batches_of_pass(0)
+    batches = schedule.batches_from(Cursor(0, 0))
     return None if batches == ENDLESS else batches // options.steps_per_call
 
 

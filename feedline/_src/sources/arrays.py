@@ -15,7 +15,7 @@ import numpy.typing as npt
 from feedline._src.errors import FeedError
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.table import FileArray
-from feedline._src.native.gather import Reader, RowGather, gather_at_positions
+from feedline._src.native.gather import Reader, RowGather, rows_at_positions
 from feedline._src.native.library import file_at, library
 from feedline._src.native.spans import Spans, copy_values
 from feedline._src.order.epoch import Positions, RowOrder
@@ -352,7 +352,7 @@ def _read_ordered(
         made = [copy for copy in copies if copy is not None]
         struct = order.struct(epoch, positions)
         if struct is not None and len(made) == len(copies):
-            return gather_at_positions(struct, positions, made)
+            return rows_at_positions(struct, positions, made)
     rows = order.rows_at(epoch, positions)
     _read(readers, rows, cuts)
     return rows
