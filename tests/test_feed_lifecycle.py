@@ -175,6 +175,7 @@ def interrupted_at(line, function, counts=lambda: True):
         return trace
 
     def traced():
+        gc.disable()  # it could finalize what other tests left: Python prints what is raised there, and goes on
         sys.settrace(trace)
         try:
             found = None, function()
@@ -182,6 +183,7 @@ def interrupted_at(line, function, counts=lambda: True):
             found = where, None
         finally:
             sys.settrace(None)
+            gc.enable()
         yield found
 
     # Python may then leave the exception that was being handled, for all that follows, but not outside a generator

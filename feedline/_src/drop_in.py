@@ -227,7 +227,7 @@ class _Batches:
         self._iterator: Any = iter(iterable)
         self.stateful = hasattr(self._iterator, "get_state")
         self._settings = JaxSettings.of_this_thread()
-        self._sharding, self._copy, self._idle, self._accounts = sharding, copy, idle, accounts
+        self._sharding, self._copy, self._accounts = sharding, copy, accounts
         self._form: tuple[RowSpec, list[bool]] | None = None  # the last spec, and which leaves were copied
         self._placement: tuple[RowSpec, Placement] | None = None  # for batches of this spec
         self.staging = Staging([], idle)
@@ -280,11 +280,10 @@ class _Batches:
         ]
         if (spec, copied) != self._form:  # slabs of the old shapes cannot be used again
             self._form = spec, copied
-            self.staging.close()
             shapes = [
                 (leaf.shape, leaf.placed_dtype) for leaf, mine in zip(spec.leaves, copied, strict=True) if mine
             ]
-            self.staging = Staging(shapes, self._idle)
+            self.staging.change(shapes)
         leased = iter(self.staging.lease())
         leaves = [next(leased) if mine else values for values, mine in zip(given, copied, strict=True)]
         for target, values, leaf in zip(leaves, given, spec.leaves, strict=True):

@@ -62,6 +62,8 @@ class Staging:
       True
     """
 
+    _idle: Sequence[deque[_Return]] = ()  # for `__del__` after an interrupt in `__init__`
+
     def __init__(self, form: Sequence[Form], idle: int) -> None:
         self._form = list(form)
         self.most_idle = idle
@@ -83,6 +85,11 @@ class Staging:
     def keep(self, idle: int) -> None:
         """Change `idle`, and unmap the slabs that are idle now."""
         self.most_idle = idle
+        self.close()
+
+    def change(self, form: Sequence[Form]) -> None:
+        """Change `form`, and unmap the slabs that are idle now."""
+        self._form = list(form)
         self.close()
 
     def close(self) -> None:
