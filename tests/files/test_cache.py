@@ -75,7 +75,7 @@ def test_a_failed_fetch_of_a_whole_file_holds_up_nobody_while_its_error_is_kept(
     waiting = []
 
     def noted(descriptor, operation):
-        if threading.current_thread() is waiter and operation == fcntl.LOCK_SH:
+        if threading.current_thread() is waiter and operation & fcntl.LOCK_NB:
             waits.set()
         flock(descriptor, operation)
 
@@ -98,6 +98,18 @@ def test_a_failed_fetch_of_a_whole_file_holds_up_nobody_while_its_error_is_kept(
         files[0].with_path(str)
     assert waiting[0].result(PATIENCE_S) == files[2].with_path(lambda local: Path(local).read_bytes()) == b"bytes"
     assert kept.tb is not None  # as a notebook keeps the last one
+
+
+def test_an_error_does_not_wait_for_a_process_that_fetches_another_file(store, options):
+    store.objects |= {"/a": b"bytes", "/b": b"bytes"}
+    files = Files([f"{store.url}/b", f"{store.url}/a"], options)
+    held = files[1]._bytes.open()
+    fcntl.flock(held.descriptor, fcntl.LOCK_EX)
+    del store.objects["/b"]
+    with pytest.raises(feedline.FeedError, match="it no longer exists"):
+        spawn(files.fetch_whole).result(PATIENCE_S)
+    fcntl.flock(held.descriptor, fcntl.LOCK_UN)
+    assert files[1].with_path(lambda local: Path(local).read_bytes()) == b"bytes"
 
 
 def test_a_full_disk_evicts_half_and_is_an_error_if_that_is_not_enough(tmp_path, monkeypatch):

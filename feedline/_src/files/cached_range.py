@@ -38,6 +38,7 @@ _ENTRY, _MARK = struct.Struct("<4sI"), b"here"  # mark, checksum
 _MAGIC, _ID_BYTES = b"feedlin2", 16
 _BLOCKS_A_REQUEST = REQUEST_BYTES // BLOCK_BYTES
 _TRIES = 100  # before giving up, if another program changes the files of the cache during each read
+_LOCK_POLL_S = 0.05
 _WHOLE_NS = 10**9  # the modification time of whole files
 
 
@@ -213,8 +214,10 @@ class CachedRange:
                 os.unlink(path)  # somebody wrote to it
             file = self.open()
             try:
-                if not lock_alone(file.descriptor):
-                    fcntl.flock(file.descriptor, fcntl.LOCK_SH)  # waits for the process that fetches it
+                if not lock_alone(file.descriptor):  # another process or thread fetches it
+                    while not lock_alone(file.descriptor):
+                        fetcher().check_may_run()  # so that the end of the program does not wait, too
+                        time.sleep(_LOCK_POLL_S)
                 elif file.lies_at(self.path) and not os.path.exists(path):  # another process may have made `path`
                     self._make_whole(file, path)
             finally:  # closing would unlock it, too, but a stored exception's traceback may keep it open

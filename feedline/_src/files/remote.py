@@ -188,13 +188,15 @@ def fetch_whole(files: Sequence[RemoteFile]) -> None:
             file=files[0].name,
         )
     _log.info("%d objects, %d bytes in all, are downloaded unless the cache has them", len(files), size)
-    with concurrent.futures.ThreadPoolExecutor(_DOWNLOADS) as threads:
-        try:
-            list(threads.map(RemoteFile.whole, files))
-        except BaseException:
-            for file in files:
-                file.close()
-            raise
+    threads = concurrent.futures.ThreadPoolExecutor(_DOWNLOADS)
+    try:
+        list(threads.map(RemoteFile.whole, files))
+    except BaseException:
+        for file in files:
+            file.close()
+        raise
+    finally:
+        threads.shutdown(wait=False)  # after Ctrl-C, one may still wait for a process that fetches the same file
 
 
 def open_objects(urls: Sequence[str], options: Store) -> dict[str, RemoteFile]:
