@@ -169,10 +169,10 @@ def touch(file: int | str) -> Version:
     return Version(status.st_size, status.st_mtime_ns, (status.st_dev, status.st_ino))
 
 
-def lock_alone(descriptor: int) -> bool:
-    """Try to lock a file exclusively, without waiting. Returns whether that succeeded."""
+def try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
+    """Try to lock a file, without waiting. Returns whether that succeeded."""
     with contextlib.suppress(BlockingIOError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         return True
     return False
 
@@ -181,7 +181,7 @@ def _delete(path: str) -> bool:
     """Delete a file, unless it is locked. Returns whether it is gone."""
     try:
         with open(path, "rb") as file:
-            if not lock_alone(file.fileno()):
+            if not try_lock(file.fileno()):
                 return False
             os.unlink(path)
     except FileNotFoundError:

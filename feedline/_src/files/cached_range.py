@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import FeedError
-from feedline._src.files.cache import BLOCK_BYTES, Cache, in_folder, lock_alone, touch
+from feedline._src.files.cache import BLOCK_BYTES, Cache, in_folder, touch, try_lock
 from feedline._src.files.client import RemoteObject
 from feedline._src.files.fetcher import REQUEST_BYTES, InFlight, fetcher, gathered, result_of
 from feedline._src.files.file import Descriptor, Indices, OpenFile, pread
@@ -163,21 +163,17 @@ class CachedRange:
             self._verified = file.id, file.verified
         return file
 
-    def cached(self, offsets: Indices, lengths: Indices) -> list[bytes] | None:
-        """Read parts, which must end within the range, from the cache. None if the cache lacks some of them."""
-        if file := self.find():
-            blocks = blocks_of(offsets, offsets + lengths).tolist()
-            found = file.read(offsets, lengths) if all(map(file.has, blocks)) else None
-            if file.is_intact:
-                return found
-        return None
-
     def read(self, offsets: Indices, lengths: Indices) -> list[bytes]:
         """Read parts, which must end within the range. Blocks that are not in the cache are fetched."""
+        blocks = blocks_of(offsets, offsets + lengths).tolist()
         for _ in range(_TRIES):
-            if (found := self.cached(offsets, lengths)) is not None:
-                return found
-            self.fetch_all(blocks_of(offsets, offsets + lengths).tolist())
+            file = self.find()
+            if file is not None and all(map(file.has, blocks)):
+                found = file.read(offsets, lengths)
+                if file.is_intact:
+                    return found
+            del file  # before it is fetched again: a deleted file gives back its space once it is closed
+            self.fetch_all(blocks)
         raise self.unstable(_TRIES)
 
     def unstable(self, times: int) -> FeedError:
@@ -214,8 +210,8 @@ class CachedRange:
                 os.unlink(path)  # somebody wrote to it
             file = self.open()
             try:
-                if not lock_alone(file.descriptor):  # another process or thread fetches it
-                    while not lock_alone(file.descriptor):
+                if not try_lock(file.descriptor):  # another process or thread fetches it
+                    while not try_lock(file.descriptor, fcntl.LOCK_SH):
                         fetcher().check_may_run()  # so that the end of the program does not wait, too
                         time.sleep(_LOCK_POLL_S)
                 elif file.lies_at(self.path) and not os.path.exists(path):  # another process may have made `path`

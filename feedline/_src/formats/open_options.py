@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence, Set
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from feedline._src.files.store import Store
 from feedline._src.options import checked_integer
-
-if TYPE_CHECKING:
-    from feedline._src.files.store import Store
 
 CACHE_BYTES = 1 << 30
 
@@ -40,11 +38,8 @@ class OpenOptions:
                 raise TypeError(f"dtype must have numbers of a fixed size, got {dtype!r}; for example, np.uint16")
             object.__setattr__(self, "dtype", dtype)
         checked_integer("cache_bytes", self.cache_bytes, at_least=0)
-        if self.store is not None:
-            from feedline._src.files.store import Store
-
-            if not isinstance(self.store, Store):
-                raise TypeError(f"store must be a feedline.Store, got {type(self.store).__name__}")
+        if self.store is not None and not isinstance(self.store, Store):
+            raise TypeError(f"store must be a feedline.Store, got {type(self.store).__name__}")
         if self.missing_chunks not in ("error", "fill"):
             raise ValueError(
                 f'missing_chunks must be "error", or "fill" for the fill value, got {self.missing_chunks!r}'
