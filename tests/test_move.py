@@ -55,6 +55,16 @@ def test_the_rows_of_a_feed_that_moves_are_those_of_one_that_does_not(tmp_path, 
     assert [devices for _, devices in moved] == [8] * 3 + [6] * 3 + [2] * 3 + [8] * 4
 
 
+def test_a_feed_that_is_closed_after_a_move_keeps_no_memory():
+    with feedline.Feed(ROWS, 24, on(8)) as feed:
+        taken(feed, 3)
+        feed.move(on(4))
+    until = time.monotonic() + PATIENCE_S
+    while feed.statistics().host_bytes and time.monotonic() < until:  # a glance at the devices may hold a batch
+        time.sleep(0.01)
+    assert not feed.statistics().host_bytes
+
+
 def items(lane, count):
     return grain.MapDataset.range(1000)[lane::count].map(lambda i: {"row": np.int32(i)}).to_iter_dataset()
 

@@ -292,6 +292,7 @@ class Feed(FeedBase):
                 )
         elif not self._released:
             self._released = True
+            self._running.access.buffers.staging.close()  # after a move, it is none of `_sizes`
             self._sizes.close()
         in_step = self._stages.in_step
         if compares and in_step is not None and failure() is None and (found := in_step.closed()):

@@ -454,7 +454,7 @@ class FeedBase(ProcessBound):
             raise ValueError("a feed that is being diagnosed cannot be traced; leave that context first")
         from feedline._src.listen.trace import traced
 
-        return traced(path, self._stages, self._listener)
+        return traced(path, self._sizes, self._listener)
 
     def __repr__(self) -> str:
         if "_runs" not in vars(self):

@@ -1,11 +1,14 @@
 """`feed.trace`: what the file says of feeds of all kinds, and of a batch written by hand."""
 
+import json
 import os
 import time
 
+import numpy as np
 import pytest
 from trace_file import STAGES, Trace, feed_of
 
+from feedline import Feed
 from feedline._src.listen import trace as traces
 from feedline._src.listen.trace import Events
 from feedline._src.record import BatchRecord, PartTimes, PlaceTimes
@@ -74,8 +77,7 @@ def test_the_events_of_one_batch():
     ]  # fmt: skip
     placed = PlaceTimes("feedline-read-10", 102.0, 0.5, 0.1)
     records = [BatchRecord(102.0, 103.0, parts, placed, 7, (1, 20), 60), 105.0]
-    given = {"transfers": {102.0: 0.75}, "begins": lambda place: (place[0], place[1] + 4), "nbytes": 99}
-    events = Events(records, 110.0, 3, **given)
+    events = Events(records, 110.0, 3, {102.0: 0.75}, lambda record: {"position": record.before[1] + 4})
     assert events.origin == 100.0
     made = list(events)
     names = [e["args"]["name"] for e in made if e["name"] == "thread_name"]
@@ -97,7 +99,17 @@ def test_the_events_of_one_batch():
     ]  # fmt: skip
     assert {e["pid"] for e in made} == {3}
     step = next(e for e in made if e["name"] == "step")
-    assert step["args"] == {"step": 7, "epoch": 1, "position": 24, "rows": 60, "bytes": 99}
+    assert step["args"] == {"step": 7, "position": 24}
+
+
+def test_batches_of_each_size_have_their_own_place_and_bytes(tmp_path, sharding):
+    feed = Feed({"x": np.zeros(100, np.float32)}, [(0, 64), (2, 32)], sharding)
+    with feed, feed.trace(tmp_path / "trace.json") as path:
+        [next(feed) for _ in range(3)]
+    args = [event["args"] for event in json.loads(path.read_text())["traceEvents"] if event["name"] == "step"]
+    assert [[each[name] for name in ("epoch", "position", "bytes")] for each in args] == [
+        [0, 0, 256], [1, 0, 256], [1, 64, 128],
+    ]  # fmt: skip
 
 
 def test_a_break_ends_a_step_and_times_have_an_origin(tmp_path):

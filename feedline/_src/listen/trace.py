@@ -24,7 +24,7 @@ from feedline._src.listen.accounts import Accounts, Entry
 from feedline._src.listen.page import written_whole
 from feedline._src.order.schedule import Cursor
 from feedline._src.record import BatchRecord
-from feedline._src.run import Stages
+from feedline._src.run import Sizes
 from feedline._src.version import __version__
 
 _log = logging.getLogger("feedline")
@@ -35,11 +35,18 @@ Event = dict[str, Any]
 
 
 @contextlib.contextmanager
-def traced(path: str | os.PathLike[str], stages: Stages, accounts: Accounts) -> Iterator[Path]:
+def traced(path: str | os.PathLike[str], sizes: Sizes, accounts: Accounts) -> Iterator[Path]:
     """The context of `Feed.trace`."""
     process, processes = jax.process_index(), jax.process_count()
     file = file_of_process(path, process, processes)
     records: collections.deque[Entry] = collections.deque(maxlen=MAX_BATCHES)
+
+    def described(record: BatchRecord) -> Event:
+        stages = sizes.at(record.step - 1)
+        epoch, position = stages.access.next_cursor(Cursor(*record.before))
+        nbytes = stages.placement.local_bytes
+        return {"epoch": epoch, "position": position, "rows": record.rows, "bytes": nbytes}
+
     accounts.record_with(records.append)
     try:
         yield file
@@ -52,8 +59,7 @@ def traced(path: str | os.PathLike[str], stages: Stages, accounts: Accounts) -> 
                 ended,
                 process,
                 transfers=accounts.transfers(),
-                begins=lambda before: stages.access.next_cursor(Cursor(*before)),
-                nbytes=stages.placement.local_bytes,
+                described=described,
             )
             facts = {
                 "feedline": __version__,
@@ -109,16 +115,14 @@ class Events:
       records: the oldest first.
       ended: when the trace ended, and with it the last step.
       transfers: {time at which placing began: seconds until all arrays were ready}, as far as that is known.
-      begins: maps the cursor after a batch to the epoch and position at which the next batch begins.
-      nbytes: the bytes of a process-local batch.
+      described: what to show of a batch: where it begins, and its size.
     """
 
     records: Sequence[Entry]
     ended: float
     process: int
     transfers: Mapping[float, float]
-    begins: Callable[[tuple[int, int]], Sequence[int]]
-    nbytes: int
+    described: Callable[[BatchRecord], Event]
 
     def __post_init__(self) -> None:
         batches = [record for record in self.records if isinstance(record, BatchRecord)]
@@ -148,8 +152,7 @@ class Events:
     def _batch(self, record: BatchRecord, step_ended: float) -> Iterator[Event]:
         """The events of a batch: its parts, placing, waiting and step, with arrows from one to the next."""
         placed, placed_at, step = record.placed, _placed_at(record), {"step": record.step}
-        epoch, position = self.begins(record.before)
-        batch = {**step, "epoch": epoch, "position": position, "rows": record.rows, "bytes": self.nbytes}
+        batch = {**step, **self.described(record)}
         placing_middle = placed.thread, (placed.began + placed_at) / 2
         for part in record.parts:
             at = part.began
