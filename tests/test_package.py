@@ -260,7 +260,9 @@ OF_FEEDLINE = {
     # beside them
     "checkpoint": ["loader.lane_files"],
     "trainer": ["trainer", "agreement.step_places", "errors", "options"],  # no stage: it is given an iterator
-    "trainer.checkpoints": ["trainer.task", "checkpoint", "errors", "loader.lane_files"],  # of any feed
+    "trainer.checkpoints": [
+        "trainer.task", "agreement.coordination", "checkpoint", "errors", "loader.lane_files",  # of any feed
+    ],
     "trainer.live": ["trainer.loop", "listen.statistics", "listen.report"],  # of any feed
     "trainer.logs": ["trainer.loop", "listen.statistics"],
     "trainer.memory": ["errors", "listen.statistics", "options"],

@@ -16,10 +16,12 @@ from jax.sharding import PartitionSpec as P
 
 import feedline
 from feedline._src.agreement.coordination import coordination
+from feedline._src.trainer import checkpoints as module
 from feedline._src.trainer.model import Sizes, classifier
 
 from .cases import case
 from .launch import ALONE, TOPOLOGIES
+from .values import PerProcess
 
 pytestmark = pytest.mark.slow
 
@@ -87,3 +89,27 @@ def test_training_resumes_on_other_topologies(outcome, kind):
     np.testing.assert_allclose(seen, losses_of("jit_single", STEPS * len(LEGS), KINDS[kind]), rtol=1e-4)
     assert [leg["saved"] for leg in legs] == [[2, 4, 5], [6, 8, 10], [12, 14, 15], [16, 18, 20]]
     assert jax.process_count() == 1
+
+
+@case()
+def a_directory_for_each_process(here):
+    """What each process is told; Orbax would wait for files that other processes see."""
+    usual, module._SEEN_S = module._SEEN_S, 0.0
+    try:
+        if jax.process_index() == 0:
+            module._lock(here.folder).close()
+        module._check_shared(here.folder)
+    except feedline.FeedError as error:
+        return PerProcess(str(error))
+    finally:
+        module._SEEN_S = usual
+    return PerProcess(None)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
+def test_processes_that_do_not_share_the_directory_are_told(outcome, topology):
+    first, *others = outcome(topology, a_directory_for_each_process)
+    assert first is None
+    assert len(others) == topology.processes - 1
+    for told in others:
+        assert "all processes must share the directory of checkpoints, and this process does not see the" in told

@@ -195,7 +195,7 @@ def test_a_directory_is_refused_while_another_run_uses_it(tmp_path):
         [sys.executable, "-c", HOLDER, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
         assert other.stdout.readline() == b"held\n"
-        told = rf"to one run at a time, .*: process {other.pid} on {socket.gethostname()}; wait for its"
+        told = rf"to one run at a time, .*: process {other.pid} on {socket.gethostname()}, since 2.*; wait for its"
         for _ in range(2):
             with pytest.raises(feedline.FeedError, match=told):
                 restore(tmp_path)

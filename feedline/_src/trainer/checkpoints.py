@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import socket
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from io import FileIO
@@ -30,6 +31,7 @@ import orbax.checkpoint as ocp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from feedline._src.agreement.coordination import coordination, counted
 from feedline._src.checkpoint import Handler, Save
 from feedline._src.errors import FeedError, OtherDataError
 from feedline._src.loader.lane_files import read_state
@@ -43,6 +45,8 @@ _ITEMS = {
     "checksums": ocp.JsonCheckpointHandler(),
 }
 _LOCK = ".feedline-lock"
+_FOREVER_S = 1e9
+_SEEN_S = 120.0  # a network file system may show a new file only after a minute
 
 
 class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
@@ -54,7 +58,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     Raises:
       TypeError: the feed has no state.
       ValueError: the directory is the address of a bucket.
-      FeedError: another run uses the directory.
+      FeedError: another run uses the directory, or the processes do not share it.
       OSError: the directory cannot be created or written to.
     """
 
@@ -76,6 +80,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             # only process 0 deletes and renames; if it gets no lock, the others wait until its error ends them
             if jax.process_index() == 0:
                 stack.enter_context(_lock(directory))
+            _check_shared(directory)
             options = ocp.CheckpointManagerOptions(max_to_keep=_KEPT, cleanup_tmp_directories=True)
             self._manager = ocp.CheckpointManager(self._directory, item_handlers=_ITEMS, options=options)
             self._locked = stack.pop_all()
@@ -320,5 +325,24 @@ def _lock(directory: Path) -> FileIO:
         _log.warning("%s has no file locks (%s): give no other run this directory", directory, error.strerror)
     with contextlib.suppress(OSError):  # the disk is full
         file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        file.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T')}\n".encode())
     return file
+
+
+def _check_shared(directory: Path) -> None:
+    """Make sure that all processes see the lock of process 0: otherwise Orbax waits for files of other hosts."""
+    service = coordination()
+    if service is None:
+        return
+    lock, key = directory / _LOCK, counted("checkpoints", range(service.processes))
+    if service.process == 0:
+        service.set(key, lock.read_text())
+    expected, until_s = service.get(key, _FOREVER_S), time.monotonic() + _SEEN_S
+    while not lock.exists() or lock.read_text() != expected:
+        if time.monotonic() > until_s:
+            raise _error(
+                "all processes must share the directory of checkpoints, and this process does not see the file "
+                f"{_LOCK} that process 0 has written there; give a folder of a file system that all hosts mount",
+                directory,
+            )
+        time.sleep(0.1)
