@@ -222,6 +222,7 @@ def test_ctrl_c_while_the_file_is_written_anew_keeps_the_old_one(tmp_path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log", LOGS)
 def test_a_run_that_goes_on_after_an_error_of_the_log_has_each_step_once(log, tmp_path, monkeypatch):
     def full(*arguments):
