@@ -65,3 +65,10 @@ def test_the_leaf_of_with_place_is_not_audited():
     options = FeedOptions(ROWS, [(0, 8), (10, 16)], jax.devices()[0], with_place=True)
     with Feed.from_options(one_size(options)) as feed:
         assert (list(feed.spec), feed.batch_size) == (["x"], 8)
+
+
+def test_a_feed_that_make_feed_restored_is_refused():
+    with Feed(ROWS, 8, jax.devices()[0]) as feed:
+        next(feed)
+        with pytest.raises(ValueError, match=r"at its beginning, and this one is at \[1, 0, 8\] \(step, epoch"):
+            observe(feed, 4)

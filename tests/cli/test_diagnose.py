@@ -19,10 +19,10 @@ from pathlib import Path
 import jax, numpy as np, feedline
 
 rows = {"x": np.zeros((4096, 8), np.float32)}
-test = feedline.Feed(rows, 64, jax.devices()[0], epochs=1)
+test = feedline.Feed(rows, 512, jax.devices()[0], epochs=1)
 feed = feedline.Feed(rows, 64, jax.devices()[0], transform=lambda batch, rows: (time.sleep(0.05), batch)[1],
                      reading=feedline.Reading(threads=1))
-next(test)  # a look at the data: not the feed of the loop
+assert len(list(test)) == 8  # as many as --after: this is not the feed of the loop
 subprocess.run([sys.executable, "-c", "import jax"])  # a process whose feeds deliver nothing
 try:
     for step, batch in zip(range(int(sys.argv[1])), feed):
@@ -89,7 +89,7 @@ def test_it_ends_before_it_saves_anything_even_if_nobody_reads_what_it_prints(di
 
 
 def test_a_loop_that_ends_early_tells_what_was_seen(diagnosed, tmp_path):
-    done = diagnosed("--steps", "80", "--after", "4", steps=4 + 50)
+    done = diagnosed("--steps", "80", steps=8 + 50)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "saved").exists()
     assert "not measured: placed again, resident" in done.stdout
@@ -98,7 +98,7 @@ def test_a_loop_that_ends_early_tells_what_was_seen(diagnosed, tmp_path):
 def test_without_a_loop_over_a_feed_it_says_so(diagnosed):
     done = diagnosed(steps=3)
     assert done.returncode == 2
-    assert "took more than --after 8 batches from a feedline.Feed: the longest asked for 3; let" in done.stderr
+    assert "took more than --after 8 batches from a feedline.Feed: the longest asked for 8; let" in done.stderr
     assert diagnosed(steps=0, script="missing.py").returncode == 2  # its own exit code
 
 

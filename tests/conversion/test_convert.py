@@ -159,7 +159,7 @@ class Empty(Counted):
     ("source", "form", "message"),
     [
         (Empty(), None, "at least one row, got a source without any"),
-        (np.arange(3), "parquet", "parquet cannot hold these rows: .*, name an array with columns="),
+        (np.arange(3), "parquet", "rows: they are arrays without a name; .*, name an array with columns="),
         ({"x": np.zeros(3, ml_dtypes.bfloat16)}, "npy", "first row: elements of .* have lost .*; npy and"),
         ({"x": np.zeros(3, complex)}, "parquet", "parquet cannot hold these rows: Unsupported numpy type"),
         ({"a/b": np.zeros(3)}, "zarr", "zarr cannot hold these rows: .* choose another format"),

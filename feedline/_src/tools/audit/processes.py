@@ -37,6 +37,7 @@ Results = Generator[tuple[Layout, list[Observed | NotRun]]]
 _START_S = 120.0
 _CLOSE_S = 5.0
 _SHOWN_LINES = 20
+_PLACE = ("step", "epoch", "position")
 _FAILED = "failed"  # process k, if it fails, writes the reason to the file failed.k
 
 
@@ -182,12 +183,18 @@ def observe(feed: Feed, batches: int, first_batch: int = 0) -> Observed:
 
     `first_batch`: the number of the first of these batches; 0 unless the feed resumed from a saved state.
     """
+    state = feed.get_state()
+    if not first_batch and any(state[name] for name in _PLACE):
+        raise ValueError(
+            f"make_feed must return a feed at its beginning, and this one is at {[state[n] for n in _PLACE]} "
+            f"({', '.join(_PLACE)}); restore or seek in the training program, after its call of make_feed"
+        )
     leaves = {
         f"batch{jax.tree_util.keystr(path)}": f"{leaf.dtype}{list(leaf.shape[1:])}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(feed.spec)
     }
     settings = Settings(
-        rows=feed.get_state()["fingerprint"]["rows"],
+        rows=state["fingerprint"]["rows"],
         transformed=feed.options.transform is not None,
         leaves=leaves,
         **{name: getattr(feed.options, name) for name in ("batch_size", "remainder", "epochs")},
@@ -200,7 +207,7 @@ def observe(feed: Feed, batches: int, first_batch: int = 0) -> Observed:
         observed.digests.append([shard_digests(array, leaf) for leaf, array in enumerate(arrays)])
         observed.shapes.append([array.shape[1:] for array in arrays])
         state = feed.get_state()
-        observed.states.append({name: state[name] for name in ("step", "epoch", "position")})
+        observed.states.append({name: state[name] for name in _PLACE})
     if len(observed.states) < batches:
         raise ValueError(
             "a pass of a feed must hold at least one batch, but this feed's passes hold none; use a smaller batch"

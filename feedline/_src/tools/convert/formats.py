@@ -181,6 +181,8 @@ def _write_zarr(path: Path, row: np.dtype[Any], chunks: Chunks, rows: int, chunk
 
 def _write_parquet(path: Path, row: np.dtype[Any], chunks: Chunks, _rows: int, _: int) -> None:
     pyarrow, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
+    if row.names is None and not row.hasobject:
+        raise TypeError("they are arrays without a name")
     leaves = _flat(row)
     # Parquet stores narrow integers as 32 bits each; with a dictionary they take 8 or 16, and are read faster
     narrow = [

@@ -60,6 +60,8 @@ class _Diagnosing:
         if self._diagnosis is not None:
             return
         batches = feed.statistics().batches
+        if _is_over(feed, batches):
+            return
         self._most_asked = max(self._most_asked, batches + 1)
         if batches >= self._before:
             self._diagnosis = self._contexts.enter_context(feed.diagnose(self._steps, over=self._end))
@@ -86,6 +88,14 @@ class _Diagnosing:
         else:
             text = f"the longest asked for {self._most_asked}" if self._most_asked else "none asked for any"
             (self._folder / NOT_OBSERVED).write_text(text)
+
+
+def _is_over(feed: Feed, batches: int) -> bool:
+    """Whether the first passes of a feed end after so many batches. False if their length is unknown."""
+    try:
+        return batches > 0 and batches % (len(feed) * feed.steps_per_call) == 0
+    except TypeError:
+        return False
 
 
 def _await_others() -> None:
