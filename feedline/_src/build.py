@@ -135,7 +135,6 @@ def reweighted(sizes: Sizes, options: FeedOptions, weights: Mapping[str, float],
             lambda stages: stages.reweighted(stages.access.source.with_weights(weights, place.position))
         )
         collective.agree(described(options, sizes.first, list(place)))
-    collective.forget()
     return sizes
 
 

@@ -127,6 +127,21 @@ def works_on():
     works()
 
 
+def leaves(batches=1):
+    """Ends after one batch of a feed that process 0 does not build."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[1:]), ("data",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    feed = feedline.Feed(np.zeros((24, 2)), jax.device_count() - 1, sharding)
+    for _ in range(batches):
+        next(feed)
+
+
+def goes_on():
+    """Takes more batches of that feed."""
+    leaves(batches=3)
+    sleeps()
+
+
 def waits_no_longer():
     """Ends at once, and waits only briefly for the others."""
     monitor._SUCCESS_S = 0.5

@@ -36,12 +36,15 @@ def test_processes_that_build_the_same_go_on(build):
     assert [one.result(PATIENCE_S) for one in running] == [None] * PROCESSES
 
 
-def test_nothing_of_an_agreement_that_all_have_reached_stays():
+def test_of_many_builds_only_the_last_one_stays():
+    def build_all(service):
+        for number in range(1, 12):
+            CollectiveBuild(service, f"many/{number}", range(PROCESSES), 0.01, PATIENCE_S).agree({"rows": 8})
+
     with joined(PROCESSES) as services:
-        calls = [CollectiveBuild(service, "weights/1", range(PROCESSES), 0.01, PATIENCE_S) for service in services]
-        for one in [spawn(lambda call=call: (call.agree({"rows": 8}), call.forget())) for call in calls]:
+        for one in [spawn(lambda service=service: build_all(service)) for service in services]:
             one.result(PATIENCE_S)
-        assert services[0].dir("weights") == {}
+        assert {key.split("/")[1] for key in services[0].dir("many")} == {"11"}
 
 
 def test_one_that_builds_another_feed_is_named_to_all(build):
@@ -72,7 +75,7 @@ def test_a_process_that_comes_late_does_not_wait_for_itself(monkeypatch):
     with joined(PROCESSES) as services:
         running = []
         for service in services:
-            build = CollectiveBuild(service, "late", range(PROCESSES), 0.01, PATIENCE_S)
+            build = CollectiveBuild(service, "late/1", range(PROCESSES), 0.01, PATIENCE_S)
             running.append(spawn(lambda build=build: build.agree({"rows": 8})))
             if service.process < PROCESSES - 1:
                 assert warned.acquire(timeout=PATIENCE_S)

@@ -59,7 +59,7 @@ def run_roles(tmp_path, *roles, abort_after_s=ABORT_AFTER_S, environ=ENVIRON):
             processes.append(process)
         before = []
         for process, role in zip(processes, roles, strict=True):
-            said = "begins" if role in (*FAIL, "works", "works_on", "ends", "waits_no_longer") else "waits"
+            said = "begins" if role in (*FAIL, "works", "works_on", "ends", "leaves", "waits_no_longer") else "waits"
             before.append("".join(iter(lambda p=process, s=said: _line_unless(p, s), "")))
         for process in processes:
             if process.stdin is not None:
@@ -121,6 +121,14 @@ def test_a_process_that_does_not_end_within_300_s_of_another_is_named_and_fails(
     for process, err in enumerate(ended.err):
         assert err.count(told) == 1
         assert (f"feedline: process {process} ends, too\n" in err) == (process != 0)
+
+
+def test_a_process_that_leaves_a_feed_early_is_named_though_one_without_that_feed_ended_before(tmp_path):
+    ended = run_roles(tmp_path, "ends", "leaves", "goes_on")
+    assert ended.codes == [0, 1, 1]
+    assert ended.took_s < ABORT_AFTER_S + PROMISED_S
+    told = "process 1 failed: it reached its end after 1 batches of a feed, but process 2 has taken 3"
+    assert all(f"feedline: {told}" in err for err in ended.err)
 
 
 def test_a_process_that_succeeded_exits_with_code_0_after_a_failure_of_another(tmp_path):

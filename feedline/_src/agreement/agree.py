@@ -69,6 +69,7 @@ class CollectiveBuild:
     Each process publishes its description under the digest of the description, publishes the digest under its
     process index, and increments a counter. The last process compares the digests and publishes a verdict, for
     which the others wait: four calls per process. The first verdict is final, even if a failed process gave it.
+    The last process also deletes what was published for the build before this one, which all have completed.
     """
 
     service: Coordination | None
@@ -94,6 +95,9 @@ class CollectiveBuild:
         service.set(f"{self._path}/description/{digest(text)}", text)
         service.set(f"{self._path}/digest/{service.process}", digest(text))
         if service.increment(f"{self._path}/arrived") == len(self.processes):
+            group, _, number = str(self.key).rpartition("/")
+            if number != "1":
+                service.delete(f"{group}/{int(number) - 1}/build")
             found = self._find_mismatch(service)
             self._publish(
                 service, found and {"message": found.message, "stage": "agree", "process": found.process}
@@ -103,12 +107,6 @@ class CollectiveBuild:
             if self.call is not None:
                 rule = f"the processes of a feed must call {self.call} after the same batch, with equal arguments"
             raise ProcessError(**{**verdict, "message": f"{rule}: {verdict['message']}"})
-
-    def forget(self) -> None:
-        """The last process to call this deletes what was published; for calls whose key nothing else uses."""
-        service = self.service
-        if service is not None and service.increment(f"{self.key}/agreed") == len(self.processes):
-            service.delete(str(self.key))
 
     def fail(self, error: BaseException) -> None:
         """Make the other processes raise an error of this process."""

@@ -134,6 +134,14 @@ def missed_move() -> str | None:
     return next((found for feed in _open() if (found := feed.missed_move())), None)
 
 
+def counts_by_group() -> dict[str, dict[str, Count]]:
+    """The counts of each group of processes that built feeds together, by a name of the group."""
+    groups: dict[str, dict[str, Count]] = {}
+    for key, count in counts().items():
+        groups.setdefault(key.split("/")[-2], {})[key] = count
+    return groups
+
+
 def ends_differ(other: int, ended: Mapping[str, Sequence[Any]], process: int) -> str | None:
     """How the counts of process `other`, which has reached its end, differ from this process's, in words."""
     own = counts()

@@ -7,7 +7,8 @@ Keys in the coordination service, which process 0 stores::
     feedline/left/<p>          process p ends because of that failure
     feedline/heartbeat/<p>     a value that process p changes at each beat
     feedline/status/silent     the processes whose heartbeats have stopped, as process 0 sees them
-    feedline/status/first_end  the first process that reached its end, and its counts for each feed
+    feedline/status/ended/<g>  of the processes that built feeds together, and of all (""): the first that reached its
+                               end, and its counts for each of these feeds
     feedline/ended/<p>         process p has reached its end
 """
 
@@ -29,14 +30,14 @@ from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
 from feedline._src.agreement.coordination import Coordination, coordination, is_unreachable, process_names
-from feedline._src.agreement.in_step import counts, ends_differ, missed_move, more_than
+from feedline._src.agreement.in_step import counts_by_group, ends_differ, missed_move, more_than
 from feedline._src.errors import FeedError, ProcessError, as_arguments
 
 EXTRA_HEARTBEAT_S = 5.0
 """jax's heartbeat timeout is `abort_after_s` plus this, so that jax does not end a process that is merely slow."""
 _ABORT, _LEFT = "feedline/abort", "feedline/left"
 _HEARTBEAT, _STATUS, _ENDED = "feedline/heartbeat", "feedline/status", "feedline/ended"
-_FIRST_END, _SILENT = f"{_STATUS}/first_end", f"{_STATUS}/silent"
+_FIRST_ENDS, _SILENT = f"{_STATUS}/ended", f"{_STATUS}/silent"
 _SUCCESS = ""
 _BLAMED = re.compile(rb"feedline: (?:process (\d+) failed: |no answer from process(?:es)? (\d+))")
 _FOREVER_S = 1e9
@@ -271,8 +272,9 @@ class Monitor:
                 status = self._service.dir(_STATUS)
                 self._beats += 1
                 self._report_silent(json.loads(status.get(_SILENT, "[]")))
-                if (first_end := status.get(_FIRST_END)) and not self._succeeded.is_set():
-                    self._find_early_end(*json.loads(first_end))
+                ends = [json.loads(end) for key, end in sorted(status.items()) if key.startswith(_FIRST_ENDS)]
+                if ends and not self._succeeded.is_set():
+                    self._find_early_end(ends)
                 if self.failure is None and (found := missed_move()):
                     out_of_step(found)
 
@@ -312,9 +314,9 @@ class Monitor:
             "time out"
         )
 
-    def _find_early_end(self, process: int, ended: dict[str, Any]) -> None:
+    def _find_early_end(self, ends: list[tuple[int, dict[str, Any]]]) -> None:
         """Report a process that ended after fewer batches than this one: a collective here would hang."""
-        now = time.monotonic()
+        now, process = time.monotonic(), ends[0][0]
         if self._first_end_at is None:
             self._first_end_at, self.one_has_ended = now, True
         if now >= self._first_end_at + _WARN_S:
@@ -324,7 +326,7 @@ class Monitor:
                 f"continues. If process {self._process} hangs, it waits for process {process} in a collective: "
                 f"look in process {process} for a loop that ends early"
             )
-        found = more_than(ended)
+        process, found = next(((one, more) for one, ended in ends if (more := more_than(ended))), (process, None))
         self._ahead_at = (self._ahead_at or now) if found else None
         # wait first: this process may end, too, after it has taken one more batch only to see whether there is one
         if found and self._ahead_at and now >= self._ahead_at + self._abort_after_s - self._every_s:
@@ -347,8 +349,11 @@ class Monitor:
         try:
             with contextlib.suppress(FeedError):
                 self._service.set(f"{_ENDED}/{self._process}", "")
-                if not self._service.set(_FIRST_END, json.dumps([self._process, counts()])):
-                    first, ended = json.loads(self._service.try_get(_FIRST_END) or "[0, {}]")
+                for group, ended in {"": {}, **counts_by_group()}.items():
+                    key = f"{_FIRST_ENDS}/{group}"
+                    if self._service.set(key, json.dumps([self._process, ended])):
+                        continue
+                    first, ended = json.loads(self._service.try_get(key) or "[0, {}]")
                     if found := ends_differ(first, ended, self._process):
                         out_of_step(found)
                 if self._service.increment("feedline/number_ended") == self._service.processes:
