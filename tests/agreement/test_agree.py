@@ -100,7 +100,7 @@ def test_the_process_that_differs_is_named(processes, data):
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"rows": 9}, "process 1 has rows 9, process 0 has 8; give every process the whole data"),
+        ({"rows": 9}, "process 1 has rows 9, process 0 has 8; build the feeds in the same"),
         ({"order": {"seed": 3, "shuffle": True}}, "process 1 has order.seed 3, process 0 has 0; "),
         ({"version": {"jax": "0.11"}}, 'process 1 has version.jax "0.11", process 0 has "0.10.2"; install'),
         ({"version": {}}, 'process 1 has version.jax absent, process 0 has "0.10.2"'),

@@ -161,6 +161,16 @@ def test_counts_are_compared_when_a_feed_is_closed_and_then_nothing_of_it_stays(
     assert times.read() == {0: "times"}  # for reports
 
 
+def test_the_latest_values_of_many_feeds_do_not_pile_up(services):
+    module._latest.clear()
+    training, *evaluations = (LatestValues(services[0], f"many/{number}") for number in range(201))
+    for evaluation in evaluations:
+        training.publish("times")
+        evaluation.publish("times")
+    assert len(services[0].dir("many")) == module._KEPT_VALUES
+    assert training.read() == evaluations[-1].read() == {0: "times"}
+
+
 def test_counts_that_an_error_left_are_not_compared_and_later_ones_are(feeds):
     one, other = feeds
     one.batches, other.batches = 12, 11

@@ -23,6 +23,7 @@ ABORT_AFTER_S = 0.5
 PROMISED_S = 10.0  # after that
 DEADLINE_S = 60
 FAIL = ("raises", "hooked", "unreadable", "exits")
+ENDS = ("works", "works_on", "ends", "leaves", "waits_no_longer")
 ENVIRON = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
 BY_JAX = {**ENVIRON, "JOINED_BY_JAX": "1"}
 
@@ -59,7 +60,7 @@ def run_roles(tmp_path, *roles, abort_after_s=ABORT_AFTER_S, environ=ENVIRON):
             processes.append(process)
         before = []
         for process, role in zip(processes, roles, strict=True):
-            said = "begins" if role in (*FAIL, "works", "works_on", "ends", "leaves", "waits_no_longer") else "waits"
+            said = "begins" if role in (*FAIL, *ENDS) else "waits"
             before.append("".join(iter(lambda p=process, s=said: _line_unless(p, s), "")))
         for process in processes:
             if process.stdin is not None:

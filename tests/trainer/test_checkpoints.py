@@ -178,6 +178,12 @@ def test_a_directory_that_cannot_be_written_to_is_refused(tmp_path):
             restore(tmp_path / name)
 
 
+def test_a_mesh_without_all_processes_of_the_run_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(module.jax, "process_count", lambda: 3)
+    with pytest.raises(ValueError, match=r"all 3 processes .* devices of process 0 only; start"):
+        restore(tmp_path)
+
+
 HOLDER = """
 import sys
 from pathlib import Path

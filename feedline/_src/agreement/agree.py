@@ -24,14 +24,15 @@ from feedline._src.errors import FeedError, ProcessError, as_arguments
 _log = logging.getLogger("feedline")
 _SLICE_S = 1.0  # length of one wait: neither Ctrl-C nor a failure of another process interrupts a wait in jax
 _SLICED = (
-    "give every process the whole data, equal everywhere: feedline finds each process's rows itself, so a dataset "
-    "must not be sliced per process (dataset[process::processes], ShardByJaxProcess), and random maps need a seed"
+    "build the feeds in the same order everywhere, and give every process the whole data: feedline finds each "
+    "process's rows itself, so a dataset must not be sliced per process (dataset[process::processes], "
+    "ShardByJaxProcess), and random maps need a seed"
 )
 _FIXES = {
     "name": "build the feeds in the same order everywhere",
     "version": "install the same packages everywhere",
     "rows": _SLICED,
-    "spec": "give every process data of the same shapes and dtypes",
+    "spec": "build the feeds in the same order everywhere, of data of the same shapes and dtypes",
     "data": _SLICED,
     "sharding": "build the mesh from the same devices in the same order everywhere, as jax.make_mesh does",
 }

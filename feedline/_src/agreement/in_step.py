@@ -18,7 +18,9 @@ from feedline._src.agreement.coordination import Comparison, Coordination, coord
 from feedline._src.errors import FeedError
 
 _KEPT_COUNTS = 64  # deleted feeds whose counts are kept: a program may build a feed for each evaluation
+_KEPT_VALUES = 64  # feeds of which the latest value of this process is kept
 _KEPT_MOVES = 64  # latest moves of a feed in the service: while a process is further behind, it is not compared
+_latest = collections.OrderedDict[str, None]()  # keys of this process's values, in the order of publication
 _gone: collections.deque[tuple[str, tuple[int, int, bool]]] = collections.deque(maxlen=_KEPT_COUNTS)
 
 
@@ -195,7 +197,12 @@ class LatestValues:
         self._path = f"{key}-latest"  # not below the key: what is there goes when the feed is closed
 
     def publish(self, value: str) -> None:
-        self._service.replace(f"{self._path}/{self._service.process}", value)
+        key = f"{self._path}/{self._service.process}"
+        self._service.replace(key, value)
+        _latest[key] = None
+        _latest.move_to_end(key)
+        if len(_latest) > _KEPT_VALUES:
+            self._service.delete(_latest.popitem(last=False)[0])
 
     def read(self) -> dict[int, str]:
         """The latest value of each process that has published one."""

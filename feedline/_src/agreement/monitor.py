@@ -7,8 +7,8 @@ Keys in the coordination service, which process 0 stores::
     feedline/left/<p>          process p ends because of that failure
     feedline/heartbeat/<p>     a value that process p changes at each beat
     feedline/status/silent     the processes whose heartbeats have stopped, as process 0 sees them
-    feedline/status/ended/<g>  of the processes that built feeds together, and of all (""): the first that reached its
-                               end, and its counts for each of these feeds
+    feedline/status/ended/<g>  the first process of a group that reached its end, and its counts for the feeds that
+                               this group built; "": of all processes
     feedline/ended/<p>         process p has reached its end
 """
 

@@ -31,7 +31,7 @@ import orbax.checkpoint as ocp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from feedline._src.agreement.coordination import coordination, counted
+from feedline._src.agreement.coordination import coordination, counted, process_names
 from feedline._src.checkpoint import Handler, Save
 from feedline._src.errors import FeedError, OtherDataError
 from feedline._src.loader.lane_files import read_state
@@ -57,7 +57,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
     Raises:
       TypeError: the feed has no state.
-      ValueError: the directory is the address of a bucket.
+      ValueError: the directory is the address of a bucket, or the mesh lacks a process of the run.
       FeedError: another run uses the directory, or the processes do not share it.
       OSError: the directory cannot be created or written to.
     """
@@ -72,6 +72,12 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             raise ValueError(
                 f"checkpoints need a folder of the file system, got {directory}; give a folder that all processes "
                 "share, or save to a bucket with Orbax in your own loop"
+            )
+        if len(members := {device.process_index for device in mesh.devices.flat}) < jax.process_count():
+            raise ValueError(
+                f"all {jax.process_count()} processes of a run write its checkpoints together, and the mesh has "
+                f"devices of {process_names(sorted(members))} only; start each training as a run of its own, or "
+                "train without checkpoint_dir, and save in your own loop"
             )
         self._directory = directory.absolute()
         self._feed = feed
