@@ -9,7 +9,7 @@ from store_server import serving
 
 import feedline
 from feedline._src.files import hedging
-from feedline._src.files.client import client_of
+from feedline._src.files.client import clients
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def store(monkeypatch):
     )  # on a busy machine, requests would be sent a second time by chance
     with serving() as served:
         yield served
-    client_of.cache_clear()  # keeps connections open: some 20 for each store, and 1,000 files may be the limit
+    clients.clear()  # keeps connections open: some 20 for each store, and 1,000 files may be the limit
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def bucket(store, monkeypatch):
     """The store as that of s3:// and gs://, of which "/corpus/…" is the bucket "corpus"."""
     for name, value in store.variables().items():
         monkeypatch.setenv(name, value)
-    client_of.cache_clear()
+    clients.clear()
     return store
 
 

@@ -18,7 +18,7 @@ from stored import BLOCK, ROWS, npy
 
 import feedline
 from feedline._src.files import hedging
-from feedline._src.files.client import RemoteObject, client_of
+from feedline._src.files.client import RemoteObject, client_of, clients
 from feedline._src.files.fetcher import Fetcher, fetcher
 from feedline._src.files.store import Url
 
@@ -253,7 +253,20 @@ def test_an_environment_that_was_corrected_is_read_again(bucket, options, monkey
             with pytest.raises(feedline.FeedError, match="AWS_ENDPOINT_URL"):
                 feedline.open_source("s3://b/x.npy", store=options)
         assert len(feedline.open_source("s3://b/x.npy", store=options)) == len(ROWS)
-        client_of.cache_clear()
+        clients.clear()
+
+
+def test_failures_replace_their_own_client_once_and_leave_others_as_they_are(store, options):
+    store.objects["/x.npy"] = npy(ROWS)
+    other, failing = client_of(store.url, 3600.0), client_of(store.url, options.patience_s)
+    store.fault = lambda *request: 403
+    for _ in range(2):
+        with pytest.raises(feedline.FeedError, match="403 Forbidden"):
+            fetcher().run(failing.version("x.npy")).result()
+        found = client_of(store.url, options.patience_s)
+        assert client_of(store.url, 3600.0) is other
+        assert found is not failing
+    assert client_of(store.url, options.patience_s) is found
 
 
 def test_a_thread_that_cannot_be_started_is_an_error_and_the_next_request_starts_it(monkeypatch):

@@ -17,7 +17,7 @@ from stored import BLOCK, LABELS, ROWS, npy
 from test_docs import run
 
 import feedline
-from feedline._src.files.client import client_of
+from feedline._src.files.client import client_of, clients
 from feedline._src.native.library import library
 
 SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
@@ -227,7 +227,7 @@ def amazon(endpoint, monkeypatch):
         "AWS_ACCESS_KEY_ID": "AKIAEXAMPLE", "AWS_SECRET_ACCESS_KEY": SECRET,
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    client_of.cache_clear()
+    clients.clear()
     request = urllib.request.Request(f"{endpoint}/corpus", method="PUT")
     request.add_header(
         "Authorization", "AWS4-HMAC-SHA256 Credential=AKIAEXAMPLE/20300101/us-east-1/s3/aws4_request"
@@ -239,7 +239,7 @@ def amazon(endpoint, monkeypatch):
     obstore.put(store, "train/deep/part-9.npy", npy(ROWS[900:950]))
     obstore.put(store, "train/README.txt", b"text")
     yield store
-    client_of.cache_clear()
+    clients.clear()
 
 
 @pytest.mark.slow

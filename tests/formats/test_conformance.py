@@ -16,7 +16,7 @@ import pytest
 from written_formats import CASES, COUNT
 
 import feedline
-from feedline._src.files.client import client_of
+from feedline._src.files.client import clients
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import formats
 
@@ -117,7 +117,7 @@ def read(source, rows, strided=False):
 def read_elsewhere(variables, sent, rows):
     """What another process reads, whose environment says where the store is."""
     os.environ |= variables
-    client_of.cache_clear()
+    clients.clear()
     return read(pickle.loads(sent), rows)
 
 

@@ -196,7 +196,7 @@ class Client:
                     limit_s = min(limit_s, _UNREACHABLE_S)
                     rule, remedy = "be reachable when it is opened", _FIND
             if failing_s >= limit_s:
-                client_of.cache_clear()
+                self._replace()
                 raise FeedError(
                     f"a store must {rule}, and {name} failed for {failing_s:.0f} s, last with: {reason}; {remedy}",
                     stage="read",
@@ -222,7 +222,7 @@ class Client:
         is_unreachable = "ConnectError(" in text or "kind: Connect" in text
         status = int(found[1]) if (found := _STATUS.search(text)) else 0
         if "NoSuchBucket" in text or (kind == "GenericError" and status == 404):
-            client_of.cache_clear()
+            self._replace()
             return FileNotFoundError(
                 f"there is no bucket {self._base}; check its name, and the server's (AWS_ENDPOINT_URL)"
             )
@@ -246,9 +246,14 @@ class Client:
                 return self._refused(rule, reason, key)
         return UnreachableError(reason) if is_unreachable and not self._answered else TransientError(reason)
 
+    def _replace(self) -> None:
+        """After a failure: the next requests get a new client, which reads a corrected environment."""
+        if clients.get(key := (self._base, self._patience_s)) is self:
+            clients.pop(key, None)
+
     def _refused(self, rule: str, found: str, key: str) -> FeedError:
         name = f"{self._base}/{key}"
-        client_of.cache_clear()
+        self._replace()
         return FeedError(
             f"a store {rule}, and {name} failed with {found}; check the address and the credentials, which are "
             "taken from the environment as obstore documents it (AWS_ACCESS_KEY_ID, AWS_REGION, AWS_ENDPOINT_URL, "
@@ -258,11 +263,13 @@ class Client:
         )
 
 
-@functools.cache
+clients: dict[tuple[str, float], Client] = {}
+
+
 def client_of(base: str, patience_s: float) -> Client:
-    """The client of a bucket or a host. A failure clears the cache, so that the next client reads a corrected
-    environment."""
-    return Client(base, patience_s)
+    """The client of a bucket or a host."""
+    key = base, patience_s
+    return clients.get(key) or clients.setdefault(key, Client(*key))
 
 
 class RemoteObject(NamedTuple):
