@@ -183,6 +183,9 @@ def test_objects_and_globs(parts, options):
     one = feedline.open_source("gs://corpus/train/part-1.npy", store=options)
     np.testing.assert_array_equal(one[7], ROWS[107])
     assert all(path.startswith("/corpus/") for _, path, _ in parts.requests)
+    parts.objects["/corpus/a b%.npy"] = npy(ROWS)
+    for address in ("gs://corpus/a b%.npy", f"{parts.url}/corpus/a b%.npy", f"{parts.url}/corpus/a%20b%25.npy"):
+        assert len(feedline.open_source(address, store=options)) == len(ROWS)  # %20: copied from a browser
     source = feedline.open_source("gs://corpus/train/part-*.npy", store=options)
     assert len(source) == 300
     np.testing.assert_array_equal(source[250], ROWS[250])

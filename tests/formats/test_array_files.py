@@ -108,6 +108,17 @@ def test_a_dtype_that_numpy_save_loses_gets_the_line_that_works(tmp_path, is_sou
 # --- .npz ---
 
 
+def test_members_that_are_not_chosen_are_not_read(tmp_path):
+    np.savez_compressed(tmp_path / "x.npz", x=ROWS, about=np.array({"a": 1}, object))
+    assert len(feedline.open_source(tmp_path / "x.npz", columns=["x"])) == len(ROWS)
+    with pytest.raises(
+        ValueError, match=r"'about': .* no Python objects, .*; columns=\[\.\.\.\] can leave it out"
+    ):
+        feedline.open_source(tmp_path / "x.npz")
+    with pytest.raises(ValueError, match=r"some of x, about in .*, got y"):
+        feedline.open_source(tmp_path / "x.npz", columns=["y"])
+
+
 def compressed(path, members):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in members:

@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import unquote
 
 from feedline._src.errors import FeedError
 from feedline._src.files.fetcher import fetcher
@@ -94,6 +95,7 @@ class Client:
             ) from error
         self._base, self._patience_s, self._hedging = base, patience_s, Hedging()
         self._warned = -math.inf
+        self._path = str if Url(base, "").can_list else unquote  # addresses copied from a browser have %20
         self._answered = False  # once True, trouble with the connection or the credentials is transient
         try:
             # no retries by obstore: this class counts its own, and they stop when the interpreter exits
@@ -107,7 +109,7 @@ class Client:
         return await self._patiently(key, functools.partial(self._version, key))
 
     async def _version(self, key: str) -> Version:
-        request = self._obstore.get_async(self._store, key, options={"head": True})
+        request = self._obstore.get_async(self._store, self._path(key), options={"head": True})
         found = await self._asked(key, request)
         if str(found.attributes.get("Content-Type", "")).startswith("text/html"):
             raise self._refused("must answer with data", "a web page (text/html), such as a sign-in page", key)
@@ -123,7 +125,7 @@ class Client:
         return data
 
     async def _get(self, key: str, start: int, stop: int, version: Version) -> bytes:
-        request = self._obstore.get_async(self._store, key, options={"range": (start, stop)})
+        request = self._obstore.get_async(self._store, self._path(key), options={"range": (start, stop)})
         try:
             found = await self._asked(key, request)
         except TransientError as error:

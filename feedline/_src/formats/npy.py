@@ -26,7 +26,7 @@ def read(file: File, options: OpenOptions) -> list[Any]:
     suffix = suffix_of(file.name)
     try:
         if suffix == ".npz":
-            arrays = _members(file)
+            arrays = _members(file, options)
         else:
             arrays = {"": _array_at(file.samples([(0, HEADER_BYTES)])[0], file, 0, file.size)}
     except ValueError as error:
@@ -36,7 +36,8 @@ def read(file: File, options: OpenOptions) -> list[Any]:
             f"another format; write it again with {writer}"
         ) from error
     for name, array in arrays.items():
-        _check_dtype(f"{file.name}{name and ': '}{name}", array)
+        if array is not None:
+            _check_dtype(f"{file.name}{name and ': '}{name}", array)
     return [options.named(arrays if suffix == ".npz" else fields(arrays[""]), file.name)]
 
 
@@ -107,8 +108,8 @@ def _array_at(begin: bytes, file: File, at: int, size: int) -> FileArray:
     return FileArray.of(file, header.dtype, header.shape, at + header.start, header.fortran)
 
 
-def _members(file: File) -> dict[str, Any]:
-    """The arrays of a `.npz`, by name. Raises ValueError if it is damaged; the error names the member."""
+def _members(file: File, options: OpenOptions) -> dict[str, Any]:
+    """The arrays of a `.npz`, by name; None for arrays that are not chosen. ValueError: a member is damaged."""
     arrays: dict[str, Any] = {}
     with file.open() as opened:
         try:
@@ -119,6 +120,9 @@ def _members(file: File) -> dict[str, Any]:
             name = member.filename.removesuffix(".npy")
             if name in arrays:
                 raise ValueError(f"its members must have different names, and two are called {name!r}")
+            if options.columns is not None and name not in options.columns:
+                arrays[name] = None
+                continue
             try:
                 with archive.open(member) as stream:
                     start = opened.tell()  # zipfile has read up to the member's data
@@ -129,7 +133,8 @@ def _members(file: File) -> dict[str, Any]:
                     check_memory(file.name, "a compressed array", member.file_size)
                     arrays[name] = _decompressed(archive, member, _header_of(begin, member.file_size))
             except Exception as error:  # zipfile and the decompressors raise many types
-                raise ValueError(f"its member {name!r}: {str(error)[:300] or type(error).__name__}") from error
+                reason = str(error)[:300] or type(error).__name__
+                raise ValueError(f"its member {name!r}: {reason}; columns=[...] can leave it out") from error
     if not arrays:
         raise ValueError("it holds no arrays")
     return arrays
