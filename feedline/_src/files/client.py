@@ -215,7 +215,8 @@ class Client:
                     name,
                     reason,
                 )
-            await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), limit_s - failing_s))
+            draw = random.SystemRandom()  # not the module's own generator, which the user may have seeded
+            await asyncio.sleep(min(pause * draw.uniform(0.5, 1.0), limit_s - failing_s))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _meaning(self, error: Exception, key: str) -> Exception:

@@ -145,8 +145,9 @@ class Sampler:
 
     def _run(self) -> None:
         ran, waited = cpu_seconds(self._main), processor_wait()
+        draw = random.Random()  # not the module's own generator, which the job may have seeded
         while True:
-            pause = _INTERVAL_S * random.uniform(0.5, 1.5)  # random, so as not to be in step with the loop
+            pause = _INTERVAL_S * draw.uniform(0.5, 1.5)  # random, so as not to be in step with the loop
             wakes = time.perf_counter() + pause
             time.sleep(pause)
             now, ran_before, waited_before = time.perf_counter(), ran, waited
