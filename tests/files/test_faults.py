@@ -269,6 +269,16 @@ def test_failures_replace_their_own_client_once_and_leave_others_as_they_are(sto
     assert client_of(store.url, options.patience_s) is found
 
 
+def test_after_a_failure_a_store_that_had_answered_may_again_be_away_for_as_long_as_the_patience(store):
+    store.objects["/x.npy"] = npy(ROWS)
+    client = client_of(store.url, 0.2)
+    fetcher().run(client.version("x.npy")).result()
+    store.fault = lambda *request: 503
+    with pytest.raises(feedline.FeedError, match="503 Service"):
+        fetcher().run(client.version("x.npy")).result()
+    assert client_of(store.url, 0.2) is client
+
+
 def test_a_thread_that_cannot_be_started_is_an_error_and_the_next_request_starts_it(monkeypatch):
     async def answer():
         return 5

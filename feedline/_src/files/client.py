@@ -198,7 +198,8 @@ class Client:
                     limit_s = min(limit_s, _UNREACHABLE_S)
                     rule, remedy = "be reachable when it is opened", _FIND
             if failing_s >= limit_s:
-                self._replace()
+                if not self._answered:  # one that answered has the right address, and stays patient
+                    self._replace()
                 raise FeedError(
                     f"a store must {rule}, and {name} failed for {failing_s:.0f} s, last with: {reason}; {remedy}",
                     stage="read",
