@@ -126,7 +126,10 @@ def test_a_jpeg_is_decoded_no_larger_than_needed(monkeypatch):
 
 def of_mode(mode, kind, **options):
     file = io.BytesIO()
-    Image.fromarray(load_sample_image("flower.jpg")).convert(mode).save(file, kind, **options)
+    image = Image.fromarray(load_sample_image("flower.jpg")).convert(mode)
+    if mode == "RGBA":
+        image.putalpha(200)  # encoders leave out an alpha channel of 255
+    image.save(file, kind, **options)
     return file.getvalue()
 
 
@@ -134,7 +137,7 @@ def of_mode(mode, kind, **options):
     ("mode", "kind", "tolerance"),
     [("L", "jpeg", 3), ("CMYK", "jpeg", 6), ("L", "png", 3), ("LA", "png", 3), ("RGBA", "png", 3), ("P", "png", 3),
      ("1", "png", 30), ("I;16", "png", 140), ("RGBA", "webp", 5), ("RGB", "bmp", 3), ("RGB", "tiff", 3),
-     ("P", "gif", 3), ("RGB", "ppm", 3), ("L", "ppm", 3), ("RGB", "avif", 6)],
+     ("P", "gif", 3), ("RGB", "ppm", 3), ("L", "ppm", 3), ("RGB", "avif", 6), ("RGBA", "avif", 6)],
 )  # fmt: skip
 def test_other_colours_become_rgb(mode, kind, tolerance):
     data = of_mode(mode, kind)
@@ -178,6 +181,7 @@ DAMAGED = {
         b"Dear reader, this is a text.",
         r"must be a whole JPEG.* begins with b'Dear reader, thi' and has 28",
     ),
+    "PGM of 10 bits": (b"P5 # grey\n1 1 1023\n\3\xff", "must be 255 or 65535, got 1023"),
     "below the crop": (CUT_BELOW[: len(CUT_BELOW) * 9 // 10] + CUT_BELOW[-2:], "premature end"),
     **{
         f"{kind} cut at {at}": (data[: int(len(data) * at)], r"\w")

@@ -15,7 +15,7 @@ JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
 _MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])", re.DOTALL)  # markers with a length, and the image's end
-_PNM = re.compile(rb"P[1-6](?:\s|#[^\r\n]*\r?\n)+(\d+)(?:\s|#[^\r\n]*\r?\n)+(\d+)")
+_PNM = re.compile(rb"P([1-6])" + 2 * (rb"(?:\s|#[^\r\n]*\r?\n)+(\d+)") + rb"(?:(?:\s|#[^\r\n]*\r?\n)+(\d+))?")
 _TIFF_SIZES = (256, 257, 322, 323)  # width and height of the image, and of a tile
 _TIFF_INTEGERS = {3: "H", 4: "I"}
 
@@ -80,7 +80,9 @@ def _size(data: bytes) -> tuple[int, int]:
     elif data.startswith((b"II*\0", b"MM\0*")):
         return _size_of_tiff(data, "<" if data.startswith(b"II") else ">")
     elif found := _PNM.match(data):
-        width, height = map(int, found.groups())
+        kind, width, height, largest = map(int, found.groups(default=b"0"))
+        if kind not in (1, 4) and largest not in (255, 65535):  # OpenCV would not scale the values
+            raise ValueError(f"the largest value of a PNM must be 255 or 65535, got {largest}; write it again")
     else:
         raise not_an_image(data)
     return abs(height), abs(width)  # rows of a BMP with a negative height go from top to bottom

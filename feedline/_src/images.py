@@ -247,14 +247,14 @@ def _jpeg_header(data: bytes) -> tuple[int, int] | None:
 def _decoded_by_opencv(data: bytes, orient: bool) -> Image:
     check_image(data)
     cv2 = require("cv2", "images")
-    flags = cv2.IMREAD_COLOR_RGB | (0 if orient else cv2.IMREAD_IGNORE_ORIENTATION)
+    flags = cv2.IMREAD_COLOR | (0 if orient else cv2.IMREAD_IGNORE_ORIENTATION)
     try:
         image: Image | None = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
     except cv2.error as error:
         raise ValueError(f"OpenCV cannot decode this image: {error}") from error
     if image is None:
         raise not_an_image(data)
-    return image
+    return cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)  # IMREAD_COLOR_RGB leaves an AVIF with alpha in BGR
 
 
 def _resize_into(out: Image, image: Image, mirror: bool) -> None:
