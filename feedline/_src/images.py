@@ -254,7 +254,8 @@ def _decoded_by_opencv(data: bytes, orient: bool) -> Image:
         raise ValueError(f"OpenCV cannot decode this image: {error}") from error
     if image is None:
         raise not_an_image(data)
-    return cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)  # IMREAD_COLOR_RGB leaves an AVIF with alpha in BGR
+    cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)  # IMREAD_COLOR_RGB would leave an AVIF with alpha in BGR
+    return image
 
 
 def _resize_into(out: Image, image: Image, mirror: bool) -> None:

@@ -83,7 +83,7 @@ def test_a_dataset_after_repeat_is_one_endless_epoch_and_refuses_an_order(shardi
 
 def test_a_filter_is_named_and_pointed_to_streams(sharding):
     filtered = _dataset().filter(lambda r: r["y"] % 2 == 0)
-    with pytest.raises(RowError, match=r"Filter.* left None here; .*to_iter_dataset\(\).*row 39") as caught:
+    with pytest.raises(RowError, match=r"a filter .* left None here; .*to_iter_dataset\(\).*row 39") as caught:
         Feed(filtered, 8, sharding)
     assert caught.value.row == 39
 

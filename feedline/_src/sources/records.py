@@ -101,7 +101,7 @@ class RecordSource(Source):
         if record is None:
             raise self._bad_row(
                 index,
-                f"a MapDataset must have an element at every index, and {_filter_of(self._dataset)} left None "
+                "a MapDataset must have an element at every index, and a filter or another step left None "
                 "here; a filter changes the number of rows, so filter a stream: pass dataset.to_iter_dataset() "
                 "instead",
             )
@@ -109,12 +109,3 @@ class RecordSource(Source):
 
     def _bad_row(self, index: int, message: str) -> RowError:
         return RowError(message, stage="read", row=index % len(self))
-
-
-def _filter_of(dataset: Any) -> str:
-    """The last filter of a dataset, as text; "a transformation" if it has no filter."""
-    while "Filter" not in type(dataset).__name__:
-        if not (parents := getattr(dataset, "parents", ())):
-            return "a transformation"
-        dataset = parents[0]
-    return str(dataset)
