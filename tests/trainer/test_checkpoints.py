@@ -292,9 +292,10 @@ def test_another_place_of_a_lane_is_noticed(tmp_path, quiet):
     stream = {"rows": feedline.Lanes(lane, 4), "order": None}
     run(2, tmp_path, every=2, **stream)
     assert restore(tmp_path, **stream)[1]["lanes"]["1"] == {"next_index": 32}
+    assert feedline.load_lanes(tmp_path / "2" / "feed")["lanes"]["1"] == {"next_index": 32}
     path = tmp_path / "2" / "feed" / "lane-00001-of-00004.json"
     path.write_text(path.read_text().replace('"next_index": 32', '"next_index": 33'))
-    with pytest.raises(feedline.FeedError, match="a lane of the feed is not as it was saved"):
+    with pytest.raises(feedline.FeedError, match=r"lane-00001-of-00004\.json .* it is not as it was saved"):
         restore(tmp_path, **stream)
 
 

@@ -143,3 +143,13 @@ def test_refused_losses(result, told):
     task = Task(lambda key: {"w": jnp.zeros(())}, lambda params, batch: result, optax.sgd(1.0))
     with pytest.raises(TypeError, match=told):
         task.update(task.start(), {"x": jnp.zeros(4)})
+
+
+@pytest.mark.parametrize("optimizer", [optax.inject_hyperparams(optax.adam)(1e-2), optax.adafactor(1e-2)])
+def test_a_state_keeps_its_dtypes_so_that_a_resume_finds_them(optimizer):
+    params = {"a": jnp.ones(2), "b": jnp.ones(2, jnp.bfloat16), "c": 0.5}  # adam: float32 of b after a step
+    task = Task(
+        lambda key: params, lambda params, x: (sum(jnp.sum(leaf * x) for leaf in params.values()), {}), optimizer
+    )
+    start = jax.eval_shape(task.start)
+    assert jax.eval_shape(task.update, start, jnp.ones(1))[0] == start

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import threading
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,9 @@ def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None
     """Write the lanes that this process has to save, each to a file `lane-<l>-of-<count>.json`.
 
     Every process calls this with its own state and the same folder, which all of them must be able to read later.
-    Of the processes that read a lane, the one with the lowest index writes it. A file appears whole or not at all.
-    Give each step of each stream a folder of its own, because `load_lanes` refuses a folder with files of two
-    steps. Threads may save in any order.
+    Of the processes that read a lane, the one with the lowest index writes it. A file appears whole or not at all,
+    and has a checksum. Give each step of each stream a folder of its own, because `load_lanes` refuses a folder
+    with files of two steps. Threads may save in any order.
 
     If processes save states with different positions, `load_lanes` refuses the folder.
 
@@ -53,8 +54,9 @@ def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None
     count = len(state["writers"])
     for lane, iterator in state["lanes"].items():
         if state["writers"][int(lane)] == jax.process_index():
+            file = {**place, "lane": int(lane), "count": count, "iterator": iterator}
             try:
-                text = json.dumps({**place, "lane": int(lane), "count": count, "iterator": iterator})
+                text = json.dumps({**file, "checksum": _checksum(file)})
             except (TypeError, ValueError) as error:
                 raise TypeError(
                     f"get_state of an iterator must return JSON values, and that of lane {lane} did not: {error}; "
@@ -70,7 +72,7 @@ def load_lanes(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
     Raises:
       FileNotFoundError: the folder has no files of lanes.
-      ValueError: a lane is missing, cannot be read, or belongs to a different step from the others.
+      ValueError: a lane is missing, damaged, or belongs to a different step from the others.
     """
     paths = sorted(_as_path(folder).glob("lane-*-of-*.json"))
     if not paths:
@@ -157,13 +159,19 @@ def _write(path: Any, text: str) -> None:
             part.unlink(missing_ok=True)
 
 
+def _checksum(file: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(file).encode())
+
+
 def _read(path: Any) -> dict[str, Any]:
     try:
         held: dict[str, Any] = json.loads(path.read_text())
         found = f"it is lane {held['lane']!r} of {held['count']!r}"
-        is_lane = type(held["lane"]) is type(held["count"]) is int and 0 <= held["lane"] < held["count"]
-        if "iterator" in held and is_lane:
-            return held
+        checksum = held.pop("checksum", None)
+        if type(held["lane"]) is type(held["count"]) is int and 0 <= held["lane"] < held["count"]:
+            if checksum == _checksum(held):
+                return held
+            found = "it is not as it was saved"
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         found = f"{type(error).__name__}: {error}"
     raise ValueError(f"{path} is not a file that save_lanes wrote: {found}; restore an older folder")

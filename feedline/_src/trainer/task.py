@@ -55,6 +55,8 @@ class Task:
 
     def start(self) -> State:
         params = self.init(jax.random.key(self.seed))
+        # optax needs arrays, not Python's numbers
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), params)
         return State(params, self.optimizer.init(params), jnp.zeros((), jnp.int32))
 
     def update(self, state: State, batch: Batch) -> tuple[State, jax.Array]:
@@ -63,6 +65,8 @@ class Task:
         means, gradient = _mean_over(self.axis, (means, gradient), valid_rows(batch))
         gradient = jax.tree.map(jnp.conj, gradient)  # for complex parameters, JAX returns the conjugate
         change, optimizer = self.optimizer.update(gradient, state.optimizer, state.params)
+        # a scan and a resume need the dtypes of the start, and optax may return float32 for bfloat16
+        optimizer = jax.tree.map(_as, optimizer, state.optimizer)
         return State(optax.apply_updates(state.params, change), optimizer, state.step + 1), means
 
     def measure(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
@@ -87,6 +91,10 @@ class Task:
 
     def _cast(self, leaf: jax.Array) -> jax.Array:
         return leaf.astype(self.compute) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+
+def _as(new: jax.Array, old: jax.Array) -> jax.Array:
+    return new if getattr(new, "dtype", None) == old.dtype else jnp.asarray(new, old.dtype)
 
 
 def _mean_over(axis: str | None, means: Any, rows: jax.Array) -> Any:
