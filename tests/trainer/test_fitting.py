@@ -382,6 +382,8 @@ def test_nothing_is_saved_after_a_bad_loss_that_the_optimizer_skipped(tmp_path):
 def test_refused_modules_and_parameters(arguments, told):
     with pytest.raises(TypeError, match=told):
         fit_on(feed_of(), steps=1, **arguments)
+    with pytest.raises(TypeError, match=r"fit trains on a feedline\.Feed, got list; give"):
+        fit([{}], init, loss, optax.sgd(RATE), steps=1)
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def fit(
       >>> [entry["step"] for entry in fitted.history][:3], sorted(fitted.history[0])
       ([1, 10, 20], ['loss', 'step', 'worst'])
     """
-    _check_types(init, optimizer, callbacks)
+    _check_types(feed, init, optimizer, callbacks)
     _check_steps(feed, steps, evaluation, evaluate_every, report_every, save_every)
     task = Task(init, loss, optimizer, seed)
     per_call = getattr(feed, "steps_per_call", 1)
@@ -230,7 +230,9 @@ def _whole_pass(feed: Any) -> Batches:
     return batches
 
 
-def _check_types(init: Any, optimizer: Any, callbacks: Any) -> None:
+def _check_types(feed: Any, init: Any, optimizer: Any, callbacks: Any) -> None:
+    if not hasattr(feed, "spec"):
+        raise TypeError(f"fit trains on a feedline.Feed, got {type(feed).__name__}; give feedline.Feed(rows, …)")
     if not callable(init) or hasattr(init, "apply") or not jax.tree_util.all_leaves([init]):
         raise TypeError(
             f"init must be a function of a key, got the module or tree {type(init).__name__}; docs/training.md "
