@@ -82,11 +82,12 @@ class FeedBenchmark(_Benchmark):
         import numpy as np
 
         from feedline._src.tools.bench.feed import STAGES, measure_feed
-        from feedline._src.tools.targets import load_make_feed
+        from feedline._src.tools.targets import build_feed, load_make_feed
 
         devices = jax.devices()
         mesh = jax.sharding.Mesh(np.array(devices)[:, None], ("data", "model"))
-        with load_make_feed(self.target, len(devices))(mesh) as feed:
+        make_feed = load_make_feed(self.target, len(devices))
+        with build_feed(self.target, make_feed, mesh, lambda options: options) as feed:
             found = measure_feed(feed, self.seconds)
         _print(f"{found['rows_per_s']:,.0f} rows/s, {found['gb_per_s']:.3f} GB/s to {len(devices)} devices")
         longest = max(found["rows_per_s"], found["limit_rows_per_s"])
