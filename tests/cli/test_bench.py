@@ -57,7 +57,10 @@ def test_the_limit_counts_the_rows_that_are_placed_together(size, options, rows,
         (["modes", "--seconds", "inf"], "--seconds must be above 0 and below 1e9, got inf"),
         (["modes", "--out", "none/x"], "[Errno 2] No such file or directory: 'none/x'"),
         (["feed", "rows.npy", "--cpu-devices", "-1"], "--cpu-devices must be at least 1, got -1"),
-        (["feed", "builtins:print", "--cpu-devices", "0"], "print must build a feedline.Feed and return it"),
+        (
+            ["feed", "builtins:print", "--cpu-devices", "0"],
+            "builtins:print must build a feedline.Feed and return it, a new one in every call; got None",
+        ),
     ],
 )
 def test_wrong_options(arguments, told, capsys):
