@@ -13,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline._src.options import Blocks, Order
-from feedline._src.order.mixture import LARGEST_BLOCK, MixtureOrder, Phase, arranged, counts_of, seed_of_source
+from feedline._src.order.mixture import (
+    LARGEST_BLOCK,
+    MixtureOrder,
+    Phase,
+    _taken,
+    arranged,
+    counts_of,
+    seed_of_source,
+)
 
 COUNTS = st.lists(st.integers(0, 12), min_size=1, max_size=6).filter(any)
 
@@ -138,6 +146,15 @@ def test_pinned_rows():
         54, 137, 50, 151, 83, 109, 14, 154, 135, 31, 37, 136, 90, 150, 98, 143, 76, 153, 115, 25,
         75, 126, 152, 89, 141, 155, 64, 142, 151, 3,
     ]  # fmt: skip
+
+
+def test_the_end_of_an_epoch_of_many_sources_needs_no_search():
+    names = tuple(map(str, range(300)))
+    before = _taken.cache_info().misses
+    order = MixtureOrder(names, (50,) * 300, (Order(),) * 300, (Phase(0, (2, 1) * 150),), "all_exhausted")
+    assert order.rows <= 50 * 450
+    assert _taken.cache_info().misses == before  # each counts the rows of all sources
+    assert [min(order.taken(order.rows - k)) for k in range(2)] == [50, 49]
 
 
 def test_positions_outside_of_an_epoch_are_refused():

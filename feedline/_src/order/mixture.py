@@ -290,18 +290,13 @@ class MixtureOrder:
         """The number of positions in an epoch; `ENDLESS` if it has no end."""
         if self.end == "endless":
             return ENDLESS
-        ends = []
-        for source, (name, length) in enumerate(zip(self.names, self.lengths, strict=True)):
-
-            def rows_before(position: int, source: int = source) -> int:
-                return self.taken(position)[source]
-
-            ends.append(bisect.bisect_left(range(ENDLESS), length, key=rows_before))
-            if ends[-1] == ENDLESS and self.end == "all_exhausted":
-                raise ValueError(
-                    f'end="all_exhausted" needs every source to deliver each row once, but {name!r} has weight 0 '
-                    'before that; give it a weight in the last phase, or use end="first_exhausted"'
-                )
+        ends = [self._exhausted_at(source) for source in range(len(self.names))]
+        if self.end == "all_exhausted" and ENDLESS in ends:
+            raise ValueError(
+                'end="all_exhausted" needs every source to deliver each row once, but '
+                f"{self.names[ends.index(ENDLESS)]!r} has weight 0 before that; give it a weight in the last phase, "
+                'or use end="first_exhausted"'
+            )
         return min(ends) if self.end == "first_exhausted" else max(ends)
 
     @functools.cached_property
@@ -397,6 +392,16 @@ class MixtureOrder:
             sources, counters[here] = self._counters(epoch, positions[here])
             lengths[here] = np.array(self.lengths)[sources]
         return counters // lengths, counters % lengths
+
+    def _exhausted_at(self, source: int) -> int:
+        """The first position with all rows of a source before it; `ENDLESS` if there is none."""
+        length = self.lengths[source]
+        span = self._spans[bisect.bisect_left(self._spans, length, key=lambda span: span.before[source]) - 1]
+        places = span.table.of_source[source]
+        if not len(places):
+            return ENDLESS
+        tables, last = divmod(length - 1 - span.before[source], len(places))
+        return min(span.start + tables * span.table.size + int(places[last]) + 1, ENDLESS)
 
     def taken(self, position: int) -> tuple[int, ...]:
         """How many rows of each source stand before `position`, which is in an epoch or is its end."""
