@@ -294,8 +294,8 @@ class MixtureOrder:
         if self.end == "all_exhausted" and ENDLESS in ends:
             raise ValueError(
                 'end="all_exhausted" needs every source to deliver each row once, but '
-                f"{self.names[ends.index(ENDLESS)]!r} has weight 0 before that; give it a weight in the last phase, "
-                'or use end="first_exhausted"'
+                f"{self.names[ends.index(ENDLESS)]!r} has weight 0 before that; give it a weight in the last "
+                'phase, or use end="first_exhausted"'
             )
         return min(ends) if self.end == "first_exhausted" else max(ends)
 

@@ -248,7 +248,7 @@ def check_rank(sharding: jax.sharding.Sharding, shape: tuple[int, ...], name: st
     spec: Any = getattr(sharding, "spec", ())
     if len(spec) > len(shape):
         raise ValueError(
-            f"{name}: the sharding {spec} names {len(spec)} axes, but the leaf has {len(shape)} (shape {shape}); "
+            f"{name}: the sharding {spec} names {len(spec)} axes, but the leaf has {len(shape)}, with the batch; "
             "shorten the spec, or give this leaf its own sharding"
         )
     if not shape:
