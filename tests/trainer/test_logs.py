@@ -167,6 +167,13 @@ def test_a_name_that_appears_later_is_a_new_column(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
 
 
+def test_a_new_run_has_only_its_own_columns(tmp_path):
+    for metrics in ({"loss": 1.0, "accuracy": 0.5}, {"loss": 2.0}):
+        with CSVLog(tmp_path / "log.csv") as log:
+            log(report(1, **metrics))
+    assert table(tmp_path / "log.csv") == [{"step": "1", "loss": "2.0", "rows_per_s": "", "wait_share": ""}]
+
+
 @pytest.mark.parametrize("cut", ["12,0.3", "12,0.3,10.0,0.2"])
 def test_a_line_that_was_cut_off_is_removed(cut, tmp_path):
     path = tmp_path / "log.csv"

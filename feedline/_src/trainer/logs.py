@@ -130,6 +130,7 @@ class CSVLog(_Log):
         self.close()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         header, lines = self._read()
+        header = header if last else ["step"]  # a run that begins at step 1 has its own columns
         self._columns = (*header, *(name for name in values if name not in header))
         added = [""] * (len(self._columns) - len(header))
         # the bytes that a crash leaves are no line of a log
