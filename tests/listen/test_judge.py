@@ -171,6 +171,13 @@ def test_the_process_that_reads_slowly_is_the_straggler():
     assert "threads" in there.change.then
 
 
+def test_a_process_that_is_a_little_slower_holds_up_others_that_do_not_wait():
+    """Otherwise their own reports would say that nothing has to change, or blame Python in the loop."""
+    others = [process(0, read=0.040, loop=0.020), process(1, read=0.046, wait=0.010)]
+    here = judged(window(read=0.040, place=0.001, loop=0.0205, idle=0.9), HOW, others)
+    assert (here.bound, here.straggler.process) == ("straggler", 1)
+
+
 def test_no_straggler():
     slow, alike = process(0, read=0.040, wait=0.010), process(1, read=0.040, wait=0.010)
     fast_enough = [process(0, read=0.004), process(1, read=0.012)]

@@ -70,7 +70,7 @@ class Report:
       bound: what limits training: "read" (reading rows), "host" (transform, casts and copies), "place" (the calls
         that place batches, and transfers), "compute" (the training step: input is fast enough), "loop" (the
         program's own Python, during which the devices are idle; or other threads and programs: see `held_up`), or
-        "straggler" (one process has clearly slower input than the others).
+        "straggler" (one process has slower input than the others).
       au: accelerator utilisation, 0 to 1: batches × device time of a step ÷ wall time. Until it is known in which
         part of the loop's own time the devices are idle, all of it counts as device time.
       wait_share: the share of the time in which the devices were idle because the loop waited for a batch, or a

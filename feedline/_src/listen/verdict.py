@@ -14,7 +14,7 @@ from feedline._src.listen.words import STAGES, factor, milliseconds, percent
 from feedline._src.options import DEFAULT_MAX_THREADS, Settings
 
 LITTLE = 0.05  # below this wait share, training counts as limited by compute, as in XProf
-_STRAGGLER_FACTOR = 1.2  # a straggler's input takes longer than this × the median of the others
+_STRAGGLER_FACTOR = 1.2  # clearly slower: input takes longer than this × the median of the others
 _MAX_GIL_WAIT_S = 1e-3  # longer waits mean that Python threads compete for the GIL (switch interval: 5 ms)
 _MIN_CPU_S = 2e-3  # threads that need less processor time per batch cannot hold the GIL for long
 _MOSTLY = 0.5
@@ -156,13 +156,14 @@ def judge(how: Circumstances, others: Sequence[ProcessTimes] = (), tuning: Seque
 
 
 def straggler(processes: Sequence[ProcessTimes]) -> Straggler | None:
-    """The process with the slowest input, if it is clearly slower and makes its loop wait, else None."""
+    """The process with the slowest input, if its loop waits, and it is clearly slower or the others hardly wait."""
     if len(processes) < 2:
         return None
     slowest = max(processes, key=lambda each: each.input_s)
     others = [each for each in processes if each is not slowest]
     usual_s = statistics.median(each.input_s for each in others)
-    if slowest.wait_share < LITTLE or slowest.input_s < _STRAGGLER_FACTOR * usual_s:
+    alike = slowest.input_s < _STRAGGLER_FACTOR * usual_s and any(each.wait_share >= LITTLE for each in others)
+    if slowest.wait_share < LITTLE or alike:
         return None
     usually_s = {stage: statistics.median(each.stages_s[stage] for each in others) for stage in _PER_STAGE}
     stage = max(_PER_STAGE, key=lambda name: slowest.stages_s[name] - usually_s[name])
