@@ -402,6 +402,7 @@ class FeedBase(ProcessBound):
                 self._running, delivered.cursor, delivered.lanes, listener, steps, diagnosis, over
             )
             self._stop(GRACE_S, reads=False)
+            self._listener.interrupted()  # the diagnosis is not the loop's own time
         before = (delivered, self._exhausted, self._counted, self._listener, self._loop_began)
         try:
             self._diagnosed, self._listener, self._loop_began, self._exhausted = pipeline, listener, None, False
@@ -413,7 +414,6 @@ class FeedBase(ProcessBound):
             # first, because an interrupt may come while threads are stopped
             self._delivered, self._exhausted, self._counted, self._listener, self._loop_began = before
             self._diagnosed = None
-            self._listener.interrupted()
             self._stop(GRACE_S, reads=False)
             pipeline.forget()
         print(diagnosis)

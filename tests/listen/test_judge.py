@@ -8,7 +8,7 @@ import re
 import pytest
 from planted import HOW, judged, window
 
-from feedline._src.listen.verdict import ProcessTimes, straggler
+from feedline._src.listen.verdict import ProcessTimes, best_settings, straggler
 
 # --- the verdict ---
 
@@ -141,6 +141,11 @@ def test_a_report_as_values_is_json_and_has_all_that_the_text_says():
     text = str(report)
     assert text.startswith("reading limits training: the loop waits for input 29 % of the time (AU 71 %)\n")
     assert text.endswith("advice: threads 2 → 3, buffer 2 → 3: wait 29 % → 0 %")
+
+
+def test_no_more_than_32_batches_are_read_ahead():
+    found = best_settings(but(window=window(read=2.0, wait=1.0)), {"threads", "buffer"}, max_threads=64)
+    assert found[0] == HOW.settings._replace(threads=64, buffer=32)
 
 
 # --- several processes ---

@@ -132,6 +132,18 @@ def test_a_break_ends_a_step_and_times_have_an_origin(tmp_path):
     assert steps[2].ended - steps[2].began > 0.05e6
 
 
+def test_a_diagnosis_is_no_step(tmp_path):
+    with feed_of("one thread", tmp_path) as feed, feed.trace(tmp_path / "trace.json") as path:
+        next(feed)
+        with feed.diagnose(steps=40):
+            for _ in feed:
+                time.sleep(0.01)
+        next(feed)
+    steps = Trace(path).named("step")
+    assert len(steps) == 2
+    assert steps[0].ended - steps[0].began < 0.2e6
+
+
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "trace"])
 def test_an_empty_block_and_any_name(name, tmp_path):
     with feed_of("one thread", tmp_path) as feed, feed.trace(tmp_path / name) as path:

@@ -156,7 +156,7 @@ def judge(how: Circumstances, others: Sequence[ProcessTimes] = (), tuning: Seque
 
 
 def straggler(processes: Sequence[ProcessTimes]) -> Straggler | None:
-    """The process with the slowest input, if its loop waits, and it is clearly slower or the others hardly wait."""
+    """The process with the slowest input, if its loop waits, and it is much slower or the others hardly wait."""
     if len(processes) < 2:
         return None
     slowest = max(processes, key=lambda each: each.input_s)
@@ -266,7 +266,8 @@ def _changes(
         slots = min(_MAX_BATCHES, math.ceil(window.mean("place_s") / max(1e-9, window.loop_s)))
         for n in range(how.readers + 1, max_threads + 1):
             # the buffer grows with the threads, so that batches are not split into more parts
-            sizes = {"buffer": max(now.buffer, math.ceil(n / how.parts)), "prefetch": max(now.prefetch, slots)}
+            buffer = min(_MAX_BATCHES, math.ceil(n / how.parts))
+            sizes = {"buffer": max(now.buffer, buffer), "prefetch": max(now.prefetch, slots)}
             then = how.having(threads=n, **{name: sizes[name] for name in sizes if name in changeable})
             yield then if may_try(then.settings) else how.having(threads=n)
     if "workers" in changeable and (how.reader == "workers" or (how.may_use_workers and how.shares_gil)):
