@@ -48,7 +48,7 @@ def test_counts_of_feeds_that_are_gone_do_not_pile_up():
     for number in range(1000):
         InStep(None, f"evaluation {number}", 2).batches = 7
         training.batches += 1
-    assert len(counts()) == module._KEPT_COUNTS + 1
+    assert len(counts()) == module._KEPT_FEEDS + 1
     assert counts()["training"] == (1000, 0, False)
     assert counts()["evaluation 999"] == (7, 0, False)
     del training  # as when main returns: the end of the program tells others of it
@@ -167,7 +167,7 @@ def test_the_latest_values_of_many_feeds_do_not_pile_up(services):
     for evaluation in evaluations:
         training.publish("times")
         evaluation.publish("times")
-    assert len(services[0].dir("many")) == module._KEPT_VALUES
+    assert len(services[0].dir("many")) == module._KEPT_FEEDS
     assert training.read() == evaluations[-1].read() == {0: "times"}
 
 

@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 from feedline._src.agreement.coordination import Comparison, Coordination, coordination
 from feedline._src.errors import FeedError
 
-_KEPT_COUNTS = 64  # deleted feeds whose counts are kept: a program may build a feed for each evaluation
-_KEPT_VALUES = 64  # feeds of which the latest value of this process is kept
+_KEPT_FEEDS = 64  # deleted feeds whose counts are kept, and feeds whose latest values are
 _KEPT_MOVES = 64  # latest moves of a feed in the service: while a process is further behind, it is not compared
 _latest = collections.OrderedDict[str, None]()  # keys of this process's values, in the order of publication
-_gone: collections.deque[tuple[str, tuple[int, int, bool]]] = collections.deque(maxlen=_KEPT_COUNTS)
+_gone: collections.deque[tuple[str, tuple[int, int, bool]]] = collections.deque(maxlen=_KEPT_FEEDS)
 
 
 class Place(NamedTuple):
@@ -201,7 +200,7 @@ class LatestValues:
         self._service.replace(key, value)
         _latest[key] = None
         _latest.move_to_end(key)
-        if len(_latest) > _KEPT_VALUES:
+        if len(_latest) > _KEPT_FEEDS:
             self._service.delete(_latest.popitem(last=False)[0])
 
     def read(self) -> dict[int, str]:
