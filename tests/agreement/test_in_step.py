@@ -29,6 +29,7 @@ def no_other_feeds(monkeypatch):
     monkeypatch.setattr(module, "_of_feeds", set())
     monkeypatch.setattr(module, "coordination", lambda: "joined")  # the clients here are given
     module._gone.clear()
+    module._dropped.clear()
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +44,10 @@ def feeds(services, request):
     return [InStep(service, f"{KEY}/{request.node.name}/3", 2) for service in services]
 
 
-def test_counts_of_feeds_that_are_gone_do_not_pile_up():
-    training = InStep(None, "training", 2)
+def test_counts_of_feeds_that_are_gone_do_not_pile_up(services):
+    training = InStep(services[0], "training", 2)
     for number in range(1000):
-        InStep(None, f"evaluation {number}", 2).batches = 7
+        InStep(services[0], f"evaluation {number}", 2).batches = 7
         training.batches += 1
     assert len(counts()) == module._KEPT_FEEDS + 1
     assert counts()["training"] == (1000, 0, False)
@@ -159,6 +160,19 @@ def test_counts_are_compared_when_a_feed_is_closed_and_then_nothing_of_it_stays(
         assert "process 1 took 13 batches and made 1 move by" in found
     assert services[0].dir(feeds[0].key) == {}
     assert times.read() == {0: "times"}  # for reports
+
+
+def test_nothing_stays_of_a_feed_that_all_have_dropped_once_they_build_another(services):
+    for service in services:
+        for name in ("kept by one", "dropped"):
+            service.set(f"{name}/gather/0/{service.process}", "null")
+    kept = [InStep(services[0], "kept by one", 2)]
+    for service in services:
+        InStep(service, "dropped", 2)
+    InStep(services[1], "kept by one", 2)
+    kept.append(InStep(services[1], "next", 2))
+    assert services[0].dir("dropped") == {}
+    assert len(services[0].dir("kept by one/gather")) == 2
 
 
 def test_the_latest_values_of_many_feeds_do_not_pile_up(services):

@@ -21,6 +21,7 @@ _KEPT_FEEDS = 64  # deleted feeds whose counts are kept, and feeds whose latest 
 _KEPT_MOVES = 64  # latest moves of a feed in the service: while a process is further behind, it is not compared
 _latest = collections.OrderedDict[str, None]()  # keys of this process's values, in the order of publication
 _gone: collections.deque[tuple[str, tuple[int, int, bool]]] = collections.deque(maxlen=_KEPT_FEEDS)
+_dropped: collections.deque[tuple[str, int]] = collections.deque()  # feeds that were deleted, but not closed
 
 
 class Place(NamedTuple):
@@ -55,7 +56,9 @@ class InStep:
     number of processes that built the feed.
     """
 
-    __slots__ = ("__weakref__", "_comparison", "_members", "_service", "batches", "failed_at", "key", "moves")
+    __slots__ = (
+        "__weakref__", "_closed", "_comparison", "_members", "_service", "batches", "failed_at", "key", "moves",
+    )  # fmt: skip
 
     def __init__(self, service: Coordination, key: str, members: int, batches: int = 0) -> None:
         self.key = key
@@ -65,11 +68,20 @@ class InStep:
         self._service = service
         self._members = members
         self._comparison = Comparison(service, _KEPT_MOVES)
+        self._closed = False
+        while _dropped:
+            _forget(service, *_dropped.popleft())
         _of_feeds.add(weakref.ref(self, _of_feeds.discard))
 
-    def __del__(self, gone: collections.deque[tuple[str, tuple[int, int, bool]]] = _gone) -> None:
-        # `gone` is a default value because at exit the names of this module may be None
+    def __del__(
+        self,
+        gone: collections.deque[tuple[str, tuple[int, int, bool]]] = _gone,
+        dropped: collections.deque[tuple[str, int]] = _dropped,
+    ) -> None:
+        # these are default values because at exit the names of this module may be None
         gone.append((self.key, (self.batches, self.moves, self.failed_at == self.batches)))
+        if not self._closed:
+            dropped.append((self.key, self._members))
 
     @property
     def count(self) -> Count:
@@ -104,7 +116,8 @@ class InStep:
     def closed(self) -> str | None:
         """Compare counts with the process that closed the feed first. Call it once.
 
-        The last process deletes what all have published about this feed, except their times, which reports use.
+        The last process deletes what all have published about this feed, except their times, which reports use;
+        a process that deletes the feed without this call counts, too, once it builds the next one.
         It returns None also if the service was shut down, or ended with process 0; the monitor reports that.
         """
         if coordination() is None:
@@ -112,12 +125,17 @@ class InStep:
         first = None
         with contextlib.suppress(FeedError):
             first = self._comparison.differing(f"{self.key}/closed", self.count)
-            if self._service.increment(f"{self.key}/closings") == self._members:
-                self._service.delete(self.key)
+            self._closed = True
+            _forget(self._service, self.key, self._members)
         return first and _difference(self.key, first[0], Count(*first[1]), self._service.process, self.count)
 
     def _key_of(self, move: int) -> str:
         return f"{self.key}/moves/{move}"
+
+
+def _forget(service: Coordination, key: str, members: int) -> None:
+    if service.increment(f"{key}/closings") == members:
+        service.delete(key)
 
 
 _of_feeds: set[weakref.ref[InStep]] = set()
