@@ -15,7 +15,7 @@ from jax._src.sharding_impls import GSPMDSharding
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from test_feed_lifecycle import interrupted_at
 
-from feedline import prefetch_to_mesh
+from feedline import Reading, StallError, prefetch_to_mesh
 
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
 SHARDING = NamedSharding(MESH, PartitionSpec("data"))
@@ -216,6 +216,27 @@ def test_close_wakes_a_thread_that_waits():
     with pytest.raises(ValueError, match="the iterator is closed"):
         taken.result(PATIENCE_S)
     go.set()
+
+
+def test_after_a_stall_the_next_call_waits_for_the_same_batch(monkeypatch):
+    reading = Reading(stall_warning_s=0.05, stall_error_s=0.1)
+    monkeypatch.setattr("feedline._src.drop_in.Reading", lambda: reading)
+    goes_on = threading.Event()
+
+    def slow():
+        for batch in numbered(3):
+            yield batch
+            goes_on.wait()
+
+    batches = prefetch_to_mesh(slow(), SHARDING)
+    assert int(next(batches)["x"][0, 0]) == 0
+    with pytest.raises(StallError) as stalled:
+        next(batches)
+    assert stalled.value.__notes__ == [
+        "feedline: call next again to go on waiting; prefetch_to_mesh has no such limit with prefetch=0"
+    ]
+    goes_on.set()
+    assert [int(batch["x"][0, 0]) for batch in batches] == [1, 2]
 
 
 @pytest.mark.parametrize("begun", [0, 2])

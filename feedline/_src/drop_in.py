@@ -17,6 +17,7 @@ import numpy as np
 
 from feedline._src.agreement.monitor import close_on_abort, failure
 from feedline._src.cluster.cores import own_cores
+from feedline._src.errors import StallError
 from feedline._src.listen.accounts import Accounts
 from feedline._src.listen.report import Report
 from feedline._src.listen.statistics import Statistics
@@ -35,6 +36,7 @@ from feedline._src.runtime.threads import JaxSettings, ProcessBound, SingleThrea
 
 _log = logging.getLogger("feedline")
 _CLOSED = "the iterator is closed, by close() or by an interrupt; call prefetch_to_mesh again"
+_STALLED = "feedline: call next again to go on waiting; prefetch_to_mesh has no such limit with prefetch=0"
 
 
 def prefetch_to_mesh(
@@ -61,6 +63,7 @@ def prefetch_to_mesh(
 
     Raises:
       TypeError, ValueError: on the first `next`, if a batch does not fit the sharding.
+      StallError: in `next`, after 300 s without a batch. The following `next` waits for the same batch.
 
     Example:
       >>> import jax, numpy as np
@@ -141,6 +144,9 @@ class MeshIterator(ProcessBound):
             self._state = host.after
         except Closed:
             raise failure() or ValueError(_CLOSED) from None
+        except StallError as error:  # no batch is lost
+            error.add_note(_STALLED)
+            raise
         except BaseException as error:
             self._closed = True
             # after an interrupt, placed batches are lost, so a StopIteration would wrongly mean the end
