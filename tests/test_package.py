@@ -252,7 +252,7 @@ OF_FEEDLINE = {
              "agreement.monitor", "record", "runtime", "errors", "feed_options", "options"],
     "drop_in": [
         "agreement.monitor", "cluster.cores", "rows.spec", "rows.values", "loader.staging", "placement",
-        "prefetch", "listen", "record", "runtime", "options",
+        "prefetch", "listen", "record", "runtime", "errors", "options",
     ],
     "images": ["image_limits", "sources.decoded", "sources.open_source", "formats.registry",
                "rows.source", "options"],
