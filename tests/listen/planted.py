@@ -5,6 +5,7 @@ import time
 
 import jax
 import numpy as np
+from row_sources import Numbered
 
 import feedline
 from feedline._src.listen.accounts import BatchTimes, Window
@@ -38,25 +39,18 @@ ROWS = 64
 LOOP_S = 0.006
 
 
-class Sleeping:
+class Sleeping(Numbered):
     """Rows that take `seconds` a batch to read, however many threads share a batch."""
 
-    spec = {"x": jax.ShapeDtypeStruct((4,), np.float32)}  # noqa: RUF012
-    identity = {"kind": "sleeping"}  # noqa: RUF012
     picklable = False
 
     def __init__(self, seconds=0.0):
+        super().__init__(100_000, x=np.zeros(4, np.float32))
         self.seconds = seconds
-
-    def __len__(self):
-        return 100_000
 
     def read(self, rows, out):
         time.sleep(self.seconds * len(rows) / ROWS)
         out["x"][...] = 1
-
-    def close(self):
-        pass
 
 
 def trained(read=0.0, host=0.0, place=0.0, loop=LOOP_S, *, steps=100, watch=lambda feed: None):

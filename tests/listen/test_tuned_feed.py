@@ -16,6 +16,7 @@ import pytest
 from background import left_behind
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from row_sources import Numbered
 
 import feedline
 from feedline import Feed, Limits, Reading, RowError
@@ -67,25 +68,17 @@ def restless(monkeypatch):
     return use
 
 
-class Columns:
-    """Rows that know their number. Reads of some rows fail once for each entry of `errors`."""
+class Columns(Numbered):
+    """Reads of some rows fail once for each entry of `errors`."""
 
     def __init__(self, n=N):
-        self.n, self.errors = n, []
-        self.spec = {"row": jax.ShapeDtypeStruct((), np.int32), "x": jax.ShapeDtypeStruct((5,), np.float32)}
-        self.identity = {"kind": "numbers"}
-
-    def __len__(self):
-        return self.n
+        super().__init__(n, row=np.int32(0), x=np.zeros(5, np.float32))
+        self.errors = []
 
     def read(self, rows, out):
         if self.errors and self.errors[0] in rows:
             raise RowError("disk went away", row=self.errors.pop(0))
-        out["row"][:] = rows
-        out["x"][:] = np.asarray(rows)[:, None] * np.ones(5)
-
-    def close(self):
-        raise AssertionError("it is the user's to close")
+        super().read(rows, out)
 
 
 def stream():

@@ -1,5 +1,7 @@
 """Overwrites each slab at the moment in which its lease ends, so that a later read of it finds poison."""
 
+from row_sources import Numbered
+
 from feedline._src.loader import staging
 
 POISON = 0xA5
@@ -22,24 +24,8 @@ def install():
     staging._Return.of = staticmethod(poison)
 
 
-class PoisonedSource:
-    """A picklable source, row i of which is full of i. Unpickled, it installs the poison in that process."""
-
-    def __init__(self, rows, shape, dtype):
-        import jax
-
-        self.rows = rows
-        self.spec = {"x": jax.ShapeDtypeStruct(shape, dtype)}
-        self.identity = {"kind": "poisoned"}
-
-    def __len__(self):
-        return self.rows
-
-    def read(self, rows, out):
-        out["x"][...] = rows.reshape(-1, *[1] * (out["x"].ndim - 1)) % 251
-
-    def close(self):
-        pass
+class PoisonedSource(Numbered):
+    """Unpickled, it installs the poison in that process."""
 
     def __setstate__(self, state):
         self.__dict__ = state

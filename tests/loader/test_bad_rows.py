@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from local_forms import planned
+from row_sources import Numbered
 
 from feedline import Feed, FeedError, Mixture, Order, Reading, RowError
 from feedline._src.loader.random_access import LocalBatches, RandomAccess
@@ -33,26 +34,18 @@ REMAINDERS = ["drop", "pad", "wrap"]
 TOO_LARGE = 2**31
 
 
-class Columns:
-    """A `RowSource` with rows that cannot be read; its errors do not name them. Row i is full of i."""
+class Columns(Numbered):
+    """Rows of which some cannot be read; its errors do not name them."""
 
     def __init__(self, bad=BAD, n=N, error=OSError):
-        self.spec = {"row": jax.ShapeDtypeStruct((), np.int32), "wide": jax.ShapeDtypeStruct((4,), np.int32)}
-        self.identity = {"kind": "test"}
-        self.n, self.bad, self.error, self.reads = n, np.array(sorted(bad), int), error, []
-
-    def __len__(self):
-        return self.n
+        super().__init__(n, row=np.int32(0), wide=np.zeros(4, np.int32))
+        self.bad, self.error, self.reads = np.array(sorted(bad), int), error, []
 
     def read(self, rows, out):
         self.reads.append(len(rows))
         if np.isin(rows, self.bad).any():
             raise self.error("it is damaged")
-        out["row"][:] = rows
-        out["wide"][:] = rows[:, None]
-
-    def close(self):
-        pass
+        super().read(rows, out)
 
 
 class Records:

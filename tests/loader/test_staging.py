@@ -234,12 +234,12 @@ def test_no_batch_of_a_drop_in_is_ever_poisoned():
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("alignment", SHAPES)
 def test_no_batch_of_workers_is_ever_poisoned(alignment):
-    source = PoisonedSource(ROWS, SHAPES[alignment], np.float32)
+    source = PoisonedSource(ROWS, x=np.zeros(SHAPES[alignment], np.float32))
     with feedline.Feed(source, BATCH, mesh_of(8), epochs=2, reading=Reading(workers=2)) as feed:
         wanted = [feed.rows_of(state) for state in states_of(feed)]
         kept = [batch["x"] for batch in feed]
     for batch, rows in zip(kept, wanted, strict=True):
-        np.testing.assert_array_equal(np.asarray(batch)[:, 0], rows % 251)
+        np.testing.assert_array_equal(np.asarray(batch)[:, 0], rows)
 
 
 def states_of(feed):

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from row_sources import Numbered
 
 import feedline
 from feedline import FeedOptions, Order, Reading
@@ -203,26 +204,15 @@ def test_spec_and_length_are_those_of_a_feed(options):
 
 
 def test_no_row_is_read_and_no_thread_starts():
-    class Counting:
-        def __init__(self):
-            self.spec, self.identity = {"x": jax.ShapeDtypeStruct((3,), np.float32)}, {"kind": "counting"}
-            self.closed = False
-
-        def __len__(self):
-            return 100
-
+    class Unread(Numbered):
         def read(self, rows, out):
             raise AssertionError("a row was read")
 
-        def close(self):
-            self.closed = True
-
     before = threading.enumerate()
-    source = Counting()
+    source = Unread(100, x=np.zeros(3, np.float32))  # to close it raises an error, too
     plan = plan_of(source, 16, transform=lambda batch, rows: {"y": batch["x"].astype(np.int8)})
     assert plan.spec["y"].dtype == np.int8
     assert threading.enumerate() == before
-    assert not source.closed  # it is the user's
 
 
 PROGRAM = """

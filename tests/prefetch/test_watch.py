@@ -15,6 +15,7 @@ import pytest
 from background import PATIENCE_S, arrived, spawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from row_sources import Numbered
 
 from feedline import Feed, Reading, StallError
 from feedline._src.prefetch import watch as module
@@ -204,22 +205,12 @@ READING = Reading(stall_warning_s=0.02)
 
 
 def test_a_hang_without_prefetch_is_warned_of(warned):
-    class Rows:
-        def __init__(self):
-            self.spec = {"x": jax.ShapeDtypeStruct((), np.int32)}
-            self.identity = {}
-
-        def __len__(self):
-            return 8
-
+    class Hanging(Numbered):
         def read(self, rows, out):
             arrived(warned)
-            out["x"][:] = rows
+            super().read(rows, out)
 
-        def close(self):
-            pass
-
-    with Feed(Rows(), 8, SHARDING, prefetch=0, reading=READING) as feed:
+    with Feed(Hanging(8, x=np.int32(0)), 8, SHARDING, prefetch=0, reading=READING) as feed:
         warned.clear()  # of the build, on a slow machine
         warned.text.clear()
         assert sorted(np.asarray(next(feed)["x"])) == [*range(8)]
