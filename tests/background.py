@@ -1,5 +1,6 @@
 """Threads in tests: run a function on one, and see that none is left behind; objects that must be freed."""
 
+import functools
 import gc
 import threading
 import time
@@ -21,6 +22,18 @@ def spawn(function):
 
     threading.Thread(target=run, daemon=True).start()
     return future
+
+
+def at_once(function, arguments):
+    """What `function` returns for each argument, on threads that begin together; or what it raises on one."""
+    together = threading.Barrier(len(arguments))
+
+    def begin(argument):
+        together.wait(2 * PATIENCE_S)
+        return function(argument)
+
+    running = [spawn(functools.partial(begin, argument)) for argument in arguments]
+    return [future.result(2 * PATIENCE_S) for future in running]
 
 
 def arrived(event):

@@ -5,6 +5,7 @@ import pickle
 import jax
 import numpy as np
 import pytest
+from rows_read import read_rows
 from store_server import serving
 
 import feedline
@@ -36,14 +37,6 @@ def bucket(store, monkeypatch):
     return store
 
 
-def _rows_of(source, rows):
-    if hasattr(source, "records"):
-        return list(source.records(rows))
-    out = jax.tree.map(lambda leaf: np.empty((len(rows), *leaf.shape), leaf.dtype), source.spec)
-    source.read(rows, out)
-    return out
-
-
 @pytest.fixture
 def as_local(store, options, tmp_path):
     """Whether an object reads as the same file on a local disk does, also where it is opened again."""
@@ -65,11 +58,11 @@ def as_local(store, options, tmp_path):
         for source in (remote, pickle.loads(pickle.dumps(remote))):
             will_read = getattr(source, "will_read", None)
             assert will_read is None or will_read(rows, 0)
-            jax.tree.map(np.testing.assert_array_equal, _rows_of(source, rows), _rows_of(local, rows))
+            jax.tree.map(np.testing.assert_array_equal, read_rows(source, rows), read_rows(local, rows))
             jax.tree.map(np.testing.assert_array_equal, source[int(rows[0])], local[int(rows[0])])
         remote.close()
         if "array_record" not in name:  # a source that was closed is read by the next feed
-            jax.tree.map(np.testing.assert_array_equal, _rows_of(remote, rows), _rows_of(local, rows))
+            jax.tree.map(np.testing.assert_array_equal, read_rows(remote, rows), read_rows(local, rows))
         return remote
 
     return check

@@ -22,6 +22,7 @@ import pyarrow.parquet
 import pytest
 from launched import launched
 from PIL import Image
+from rows_read import read_rows
 
 import feedline
 from feedline._src.files.cache import Cache
@@ -82,11 +83,7 @@ def payload(tmp_path):
 def open_and_read(path, **options):
     source = feedline.open_source(path, **options)
     _ = source.identity
-    if hasattr(source, "records"):
-        return source.records(np.arange(len(source)))
-    out = jax.tree.map(lambda leaf: np.zeros((len(source), *leaf.shape), leaf.dtype), source.spec)
-    source.read(np.arange(len(source)), out)
-    return out
+    return read_rows(source)
 
 
 def test_the_audit_sees_what_is_unpickled(audited, payload, tmp_path):

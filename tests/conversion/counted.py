@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -43,6 +44,10 @@ def expected(rows=ROWS):
     source, out = Counted(rows), {"x": np.empty((rows, HEIGHT), np.int64), "y": np.empty(rows)}
     source.read(np.arange(rows), out)
     return out
+
+
+def files_of(folder):
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.name != "conversion.json"}
 
 
 def wait_in_the_middle(rows):

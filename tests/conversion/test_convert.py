@@ -13,7 +13,8 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from counted import ROWS, Counted, expected
+from counted import ROWS, Counted, expected, files_of
+from rows_read import read_rows
 
 import feedline
 from feedline._src.tools.convert import formats
@@ -47,19 +48,9 @@ def converted(source, destination="out", **options):
     return list(Conversion.of(open_any(source), destination, None, 100).run(**options))
 
 
-def read(source, rows):
-    out = jax.tree.map(lambda leaf: np.empty((len(rows), *leaf.shape), leaf.dtype), source.spec)
-    source.read(np.asarray(rows), out)
-    return out
-
-
 def same(found, wanted):
     assert found.dtype == wanted.dtype.newbyteorder("=")
     np.testing.assert_array_equal(found, wanted)
-
-
-def files_of(folder):
-    return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.name != "conversion.json"}
 
 
 # --- the rows ---
@@ -71,7 +62,7 @@ def test_rows_shapes_and_dtypes_are_those_of_the_source(form):
     source = feedline.convert(rows, "out[1]", format=form, rows_per_shard=4)
     assert len(source) == 11
     order = np.random.default_rng(1).permutation(11)
-    found = read(source, order)
+    found = read_rows(source, order)
     assert found.keys() == rows.keys()
     for name, wanted in rows.items():
         same(found[name], wanted[order])
@@ -84,7 +75,7 @@ def test_rows_shapes_and_dtypes_are_those_of_the_source(form):
 @pytest.mark.parametrize("array", [np.arange(10) << 40, np.arange(30.0).reshape(5, 2, 3)], ids=["1", "3"])
 def test_one_array_without_a_name(form, array):
     source = feedline.convert(array, "out", format=form, rows_per_shard=3)
-    same(read(source, range(len(array))), array)
+    same(read_rows(source, range(len(array))), array)
 
 
 @pytest.mark.parametrize("form", ["array_record", "npy"])
@@ -98,13 +89,13 @@ def test_groups_of_hdf5_stay_dicts(form):
     source = feedline.convert("rows.h5", "out", format=form, rows_per_shard=3)
     assert source.spec == wanted.spec
     assert source.spec["train"].keys() == {"image", "label", "masks", "more"}
-    jax.tree.map(same, read(source, range(7)), read(wanted, range(7)))
+    jax.tree.map(same, read_rows(source, range(7)), read_rows(wanted, range(7)))
 
 
 @pytest.mark.parametrize("form", [None, "zarr"])
 def test_dtypes_that_numpy_does_not_have(form):
     rows = np.arange(12).reshape(6, 2).astype(ml_dtypes.bfloat16)
-    same(read(feedline.convert({"x": rows}, "out", format=form), range(6))["x"], rows)
+    same(read_rows(feedline.convert({"x": rows}, "out", format=form), range(6))["x"], rows)
     (name,) = files_of("out") if form is None else ["rows.zarr"]
     assert name.endswith("zarr" if form else "array_record")
 
@@ -237,7 +228,7 @@ def test_a_run_that_waited_for_another_one_writes_nothing(monkeypatch):
     monkeypatch.setattr(fcntl, "flock", lock_late)
     with pytest.raises(ValueError, match=r"another process has just finished .* into out; convert again to open"):
         converted(Counted())
-    same(read(feedline.open_source("out/*.npy"), range(ROWS))["x"], expected()["x"])
+    same(read_rows(feedline.open_source("out/*.npy"), range(ROWS))["x"], expected()["x"])
 
 
 # --- runs that stop half way ---
@@ -262,7 +253,7 @@ def test_the_next_run_continues_after_the_finished_files(form):
     source = feedline.convert(again, "out", format=form, rows_per_shard=100)
     assert [rows[0] for rows in again.reads if len(rows) > 1] == [200, 300]
     for name, wanted in expected().items():
-        same(read(source, range(ROWS))[name], wanted)
+        same(read_rows(source, range(ROWS))[name], wanted)
 
 
 @pytest.mark.parametrize("manifest", ["", "half", "[]", "[" * 100_000, '{"version": 3}'])

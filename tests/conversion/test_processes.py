@@ -15,6 +15,7 @@ import counted
 import numpy as np
 import programs
 import pytest
+from counted import files_of
 
 import feedline
 from feedline._src.tools.processes import map_in_processes
@@ -22,10 +23,6 @@ from feedline._src.tools.processes import map_in_processes
 pytestmark = pytest.mark.slow
 EXAMPLE = Path(__file__).parents[2] / "examples" / "convert_on_ray.py"
 PATIENCE_S = 300
-
-
-def files_of(folder):
-    return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.name != "conversion.json"}
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 143)])

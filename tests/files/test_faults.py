@@ -8,11 +8,9 @@ import socket
 import threading
 import time
 
-import jax
 import numpy as np
 import pytest
 from background import PATIENCE_S
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from store_server import etag, serving
 from stored import BLOCK, ROWS, npy
 
@@ -90,12 +88,11 @@ def test_an_answer_that_trickles_is_given_up_and_a_slow_one_is_not(store, option
 
 
 @pytest.mark.slow
-def test_a_feed_continues_from_its_state_after_a_store_was_gone_for_too_long(store, tmp_path):
+def test_a_feed_continues_from_its_state_after_a_store_was_gone_for_too_long(store, tmp_path, sharding):
     """Batches before the outage are delivered, then the error; a new feed continues, and each row comes once."""
     rows = np.repeat(np.arange(24, dtype=np.uint8), BLOCK).reshape(24, -1)  # a block each
     store.objects["/x.npy"] = npy(rows)
     options = feedline.Store(cache=tmp_path, cache_bytes=32 * BLOCK, patience_s=0.3)
-    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
     reading = feedline.Reading(threads=1, buffer=1)
     found, states, before = [], [], fetcher().counts.retries
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from background import PATIENCE_S, spawn
 
 import feedline
 from feedline._src.files.file import LruCache, digests_of
@@ -115,14 +116,10 @@ def test_threads_that_need_one_value_read_it_once():
         assert gate.wait(timeout=60)
         return np.zeros(100, np.uint8)
 
-    got = []
-    threads = [threading.Thread(target=lambda: got.append(cache.get("a", slow))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
+    waiting = [spawn(lambda: cache.get("a", slow)) for _ in range(4)]
     other = cache.get("b", lambda: np.ones(1, np.uint8))  # does not wait for "a"
     gate.set()
-    for thread in threads:
-        thread.join(timeout=60)
+    got = [future.result(PATIENCE_S) for future in waiting]
     assert read == ["a"]
     assert other[0] == 1
     assert all(array is got[0] for array in got)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import itertools
 import os
 import pickle
@@ -17,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import programs
 import pytest
-from background import PATIENCE_S, arrived, spawn
+from background import PATIENCE_S, arrived, at_once, spawn
 from stored import BLOCK, RECORDS, array_record
 
 import feedline
@@ -461,19 +460,17 @@ def test_a_cache_as_large_as_a_file_is_enough(store, tmp_path):
 def test_sources_that_begin_with_an_empty_cache_all_read(store, records, tmp_path, name):
     """Each has a cache of its own, as another process has, and stays open. An object is fetched about once."""
     store.objects["/x.bin"] = DATA
-    store.latency_s, begin = 0.1, threading.Barrier(4)
+    store.latency_s = 0.1
     data = store.objects[f"/{name}"]
 
     def read(number):
         options = feedline.Store(cache=tmp_path / "c", cache_bytes=(64 << 20) + number, patience_s=10)
-        begin.wait(PATIENCE_S)
         file = opened(f"{store.url}/{name}", options)
         if name == "x.bin":
             return file, file.read(np.array([0]), np.array([len(data)])) == [data]
         return file, file.with_path(lambda local: Path(local).read_bytes()) == data
 
-    reading = [spawn(functools.partial(read, number)) for number in range(4)]
-    assert [each.result(PATIENCE_S)[1] for each in reading] == [True] * 4
+    assert [right for _, right in at_once(read, range(4))] == [True] * 4
     assert name == "x.bin" or sum(stop - start for start, stop in store.gets()) == len(data)
 
 

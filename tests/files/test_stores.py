@@ -11,8 +11,9 @@ import numpy as np
 import obstore
 import PIL.Image
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from background import at_once
 from obstore.store import S3Store
+from rows_read import read_rows
 from stored import BLOCK, LABELS, ROWS, npy
 from test_docs import run
 
@@ -20,17 +21,15 @@ import feedline
 from feedline._src.files.client import client_of, clients
 from feedline._src.native.library import library
 
-SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
 
-
-def test_a_feed_gives_the_batches_of_the_local_files(store, options, tmp_path, monkeypatch):
+def test_a_feed_gives_the_batches_of_the_local_files(store, tmp_path, monkeypatch, sharding):
     monkeypatch.setenv("FEEDLINE_CACHE", str(tmp_path / "cache"))
     for name, array in (("x", ROWS), ("label", LABELS)):
         np.save(tmp_path / f"{name}.npy", array)
         store.objects[f"/{name}.npy"] = npy(array)
 
     def feed(place):
-        return feedline.Feed({"x": f"{place}/x.npy", "label": f"{place}/label.npy"}, 64, SHARDING, epochs=1)
+        return feedline.Feed({"x": f"{place}/x.npy", "label": f"{place}/label.npy"}, 64, sharding, epochs=1)
 
     with feed(tmp_path) as local, feed(store.url) as remote:
         for _ in range(10):
@@ -68,12 +67,7 @@ def test_adjacent_blocks_are_fetched_together_many_at_a_time_and_once(store, opt
     source = feedline.open_source(f"{store.url}/x.bin", dtype=np.dtype((np.uint8, 1 << 20)), store=options)
     store.latency_s = 0.5
     store.requests.clear()
-    rows, out = np.arange(len(source)), np.empty((len(source), 1 << 20), np.uint8)
-    threads = [threading.Thread(target=source.read, args=(rows, out.copy())) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(read_rows, [source] * 3)
     assert sorted(store.gets()) == [(start, start + 2 * BLOCK) for start in range(0, len(data), 2 * BLOCK)]
     assert store.most_at_once >= 6
 
@@ -82,7 +76,7 @@ def test_sources_that_evict_each_other_are_mapped_and_read_in_turns(store, tmp_p
     store.objects |= {"/a.npy": npy(ROWS), "/b.npy": npy(ROWS[::-1])}
     options = feedline.Store(cache=tmp_path, cache_bytes=10 * BLOCK)  # one of them, and a part of the other
     sources = [feedline.open_source(f"{store.url}/{name}.npy", store=options) for name in "ab"]
-    wrong, mapped = [], []
+    mapped = []
 
     def read(seed):
         random, out = np.random.default_rng(seed), np.empty((300, 3000), np.uint8)
@@ -90,16 +84,10 @@ def test_sources_that_evict_each_other_are_mapped_and_read_in_turns(store, tmp_p
             which, rows = (turn // 4 + seed) % 2, random.integers(0, 5000, 300)
             sources[which].read(rows, out)
             mapped.append(sources[which].will_read is None)
-            if not (out == (ROWS, ROWS[::-1])[which][rows]).all():
-                wrong.append((which, rows))
+            np.testing.assert_array_equal(out, (ROWS, ROWS[::-1])[which][rows])
 
     for seeds in ([0], [1], range(4)):
-        threads = [threading.Thread(target=read, args=(seed,)) for seed in seeds]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert wrong == []
+        at_once(read, seeds)
     assert not all(mapped)
     assert library() is None or any(mapped)
 
@@ -121,14 +109,14 @@ def test_a_truncated_segment_of_a_mapped_object_gives_no_zeros(store, tmp_path):
         np.testing.assert_array_equal(out, ROWS[rows])
 
 
-def test_rows_are_fetched_before_they_are_read(store, tmp_path):
+def test_rows_are_fetched_before_they_are_read(store, tmp_path, sharding):
     """The source is told which rows come next: the blocks of later batches are fetched while the first waits."""
     store.objects["/x.bin"] = bytes(64 * BLOCK)
     options = feedline.Store(cache=tmp_path, cache_bytes=1 << 30)
     row = np.dtype((np.uint8, BLOCK))
     source = feedline.open_source(f"{store.url}/x.bin", dtype=row, store=options)
     reading = feedline.Reading(threads=1, buffer=1)
-    with feedline.Feed(source, 8, SHARDING, order=feedline.Order(seed=1), reading=reading, prefetch=1) as feed:
+    with feedline.Feed(source, 8, sharding, order=feedline.Order(seed=1), reading=reading, prefetch=1) as feed:
         feed.seek(0, 24)
         expected = feed.rows_of(feed.get_state())
         store.requests.clear()
@@ -140,11 +128,11 @@ def test_rows_are_fetched_before_they_are_read(store, tmp_path):
     assert set(np.asarray(expected).tolist()) <= fetched
 
 
-def test_arrays_in_a_store_and_on_local_disk_are_leaves_of_one_source(store, tmp_path, monkeypatch):
+def test_arrays_in_a_store_and_on_local_disk_are_leaves_of_one_source(store, tmp_path, monkeypatch, sharding):
     monkeypatch.setenv("FEEDLINE_CACHE", str(tmp_path / "cache"))
     store.objects["/x.npy"] = npy(ROWS)
     np.save(tmp_path / "label.npy", LABELS)
-    with feedline.Feed({"x": f"{store.url}/x.npy", "label": tmp_path / "label.npy"}, 64, SHARDING) as feed:
+    with feedline.Feed({"x": f"{store.url}/x.npy", "label": tmp_path / "label.npy"}, 64, sharding) as feed:
         batch = next(feed)
         np.testing.assert_array_equal(batch["x"], ROWS[np.asarray(batch["label"])])
 

@@ -7,12 +7,13 @@ import multiprocessing
 import os
 import pickle
 import shutil
-import threading
 from concurrent.futures import ProcessPoolExecutor
 
 import jax
 import numpy as np
 import pytest
+from background import at_once
+from rows_read import read_rows
 from written_formats import CASES, COUNT
 
 import feedline
@@ -103,22 +104,11 @@ def put(case, place, path, rows=slice(None)):
     return path
 
 
-def read(source, rows, strided=False):
-    """Records, or leaves, with gaps between their values if `strided`."""
-    if hasattr(source, "records"):
-        return list(source.records(rows))
-    out = jax.tree.map(
-        lambda leaf: np.ones((len(rows), *leaf.shape, 1 + strided), leaf.dtype)[..., 0], source.spec
-    )
-    source.read(rows, out)
-    return out
-
-
 def read_elsewhere(variables, sent, rows):
     """What another process reads, whose environment says where the store is."""
     os.environ |= variables
     clients.clear()
-    return read(pickle.loads(sent), rows)
+    return read_rows(pickle.loads(sent), rows)
 
 
 def same(found, expected):
@@ -158,8 +148,8 @@ def test_any_rows_in_any_order(case, place, tmp_path):
     assert will_read is None or will_read(orders[2], 0)
     for rows in orders:
         for strided in (False, True):
-            same(read(source, rows, strided), case.expected(rows))
-    same(read(pickle.loads(pickle.dumps(source)), orders[1]), case.expected(orders[1]))
+            same(read_rows(source, rows, strided), case.expected(rows))
+    same(read_rows(pickle.loads(pickle.dumps(source)), orders[1]), case.expected(orders[1]))
     for row in (0, COUNT - 1, -1, -COUNT):
         same(source[row], case.row(row))
     for row in (COUNT, -COUNT - 1):
@@ -167,31 +157,21 @@ def test_any_rows_in_any_order(case, place, tmp_path):
             source[row]
     for row in (COUNT, -1):
         with pytest.raises(IndexError, match=f"rows are 0 to {COUNT - 1}, got"):
-            read(source, np.array([row]))
+            read_rows(source, np.array([row]))
     source.close()
-    same(read(source, orders[1]), case.expected(orders[1]))  # by the next feed
+    same(read_rows(source, orders[1]), case.expected(orders[1]))  # by the next feed
 
 
 def test_many_threads_read_at_once(case, place, tmp_path):
     source = opened(case, place, put(case, place, tmp_path / "data" / f"x{case.suffix}"))
-    together, failures = threading.Barrier(8), []
 
     def run(seed):
         random = np.random.default_rng(seed)
-        together.wait(timeout=60)
-        try:
-            for _ in range(5):
-                rows = random.integers(0, COUNT, 50)
-                same(read(source, rows), case.expected(rows))
-        except BaseException as error:  # noqa: BLE001  # of any type: the test raises it
-            failures.append(error)
+        for _ in range(5):
+            rows = random.integers(0, COUNT, 50)
+            same(read_rows(source, rows), case.expected(rows))
 
-    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert not failures
+    at_once(run, range(8))
 
 
 def test_another_process_reads_the_same(case, place, tmp_path, worker):
@@ -207,7 +187,7 @@ def test_a_relative_path_leads_where_it_was_opened(case, tmp_path, worker, monke
     source = feedline.open_source(f"data/x{case.suffix}", **case.options)
     monkeypatch.chdir("/")
     rows = np.arange(COUNT)[::-7]
-    same(read(source, rows), case.expected(rows))
+    same(read_rows(source, rows), case.expected(rows))
     assert source.identity == feedline.open_source(tmp_path / f"data/x{case.suffix}", **case.options).identity
     same(worker.submit(read_elsewhere, {}, pickle.dumps(source), rows).result(), case.expected(rows))
 
@@ -217,7 +197,7 @@ def test_rows_of_several_files_follow_each_other(case, place, tmp_path):
         put(case, place, tmp_path / "data" / f"{name}{case.suffix}", part)
     source = opened(case, place, tmp_path / "data" / f"*{case.suffix}")
     rows = np.random.default_rng(1).permutation(COUNT)
-    same(read(source, rows), case.expected(rows))
+    same(read_rows(source, rows), case.expected(rows))
     assert source.file_of(60) == place.address(tmp_path / "data" / f"b{case.data_suffix or case.suffix}")
 
 
@@ -227,7 +207,7 @@ def test_columns_are_chosen_and_named(case, place, tmp_path):
     path, rows = put(case, place, tmp_path / "data" / f"x{case.suffix}"), np.array([5, 2])
     whole = case.rows if isinstance(case.rows, dict) else {"named": case.rows}
     for name, column in whole.items():
-        found = read(opened(case, place, path, columns=[name]), rows)
+        found = read_rows(opened(case, place, path, columns=[name]), rows)
         if isinstance(found, list):  # bytes, or a dict of them
             found = {name: [record[name] if isinstance(record, dict) else record for record in found]}
         assert found.keys() == {name}
@@ -303,10 +283,10 @@ def test_a_file_that_changes_is_no_bad_row(case, place, tmp_path, change):
     CHANGES[change](case, place, path)
     rows, failure = np.arange(COUNT), None
     with pytest.raises(feedline.FeedError, match="while a feed reads it") as caught:
-        read(pickle.loads(sent), rows)
+        read_rows(pickle.loads(sent), rows)
     is_file_of(caught.value, place, path)
     try:
-        found = read(source, rows)
+        found = read_rows(source, rows)
     except feedline.FeedError as error:
         failure = error
     else:

@@ -6,10 +6,10 @@ import re
 import sys
 
 import h5py
-import jax
 import numpy as np
 import programs
 import pytest
+from rows_read import read_rows
 
 import feedline
 from feedline._src.sources.arrays import ArraySource
@@ -35,12 +35,6 @@ def with_jpegs(path, **more):
         for row, jpeg in enumerate(JPEGS):
             file["image"][row] = np.frombuffer(jpeg, np.uint8)
     return path
-
-
-def columns_of(source):
-    out = jax.tree.map(lambda leaf: np.empty((len(source), *leaf.shape), leaf.dtype), source.spec)
-    source.read(np.arange(len(source)), out)
-    return out
 
 
 LAYOUTS = {
@@ -72,7 +66,7 @@ def test_a_file_of_contiguous_datasets_is_mapped(tmp_path, as_local, libver, dty
         expected = file["x"][:]
     source = feedline.open_source(tmp_path / "x.h5")
     assert isinstance(source, ArraySource)
-    found = columns_of(source)["x"]
+    found = read_rows(source)["x"]
     np.testing.assert_array_equal(found, expected)
     assert found.dtype == dtype
     as_local("remote.h5", (tmp_path / "x.h5").read_bytes())
@@ -95,7 +89,7 @@ def test_fields_of_compound_elements_are_leaves(tmp_path, is_source_of):
 def test_enums_are_their_numbers(tmp_path):
     colour = h5py.enum_dtype({"red": 0, "green": 7}, basetype="i2")
     path = written(tmp_path / "x.h5", colour={"data": np.array([7, 0], "i2"), "dtype": colour})
-    found = columns_of(feedline.open_source(path))["colour"]
+    found = read_rows(feedline.open_source(path))["colour"]
     assert (found.tolist(), found.dtype) == ([7, 0], np.int16)
 
 

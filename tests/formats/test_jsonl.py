@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows_read import read_rows
 
 import feedline
 from feedline._src.formats import jsonl
@@ -22,14 +23,6 @@ def written(path, lines):
     return path
 
 
-def read(source):
-    if hasattr(source, "records"):
-        return list(source.records(np.arange(len(source))))
-    out = jax.tree.map(lambda leaf: np.zeros((len(source), *leaf.shape), leaf.dtype), source.spec)
-    source.read(np.arange(len(source)), out)
-    return out
-
-
 def test_numbers_are_leaves(tmp_path):
     path = written(tmp_path / "x.jsonl", [{"i": 1, "f": 1, "b": True, "m": [[1, 2], [3, 4]]}] * 2 + [
         {"i": -(2**63), "f": 0.5, "b": False, "m": [[5, 6], [7, 8]], "more": {}}
@@ -38,7 +31,7 @@ def test_numbers_are_leaves(tmp_path):
     assert {name: (leaf.shape, leaf.dtype.name) for name, leaf in source.spec.items()} == {
         "i": ((), "int64"), "f": ((), "float64"), "b": ((), "bool"), "m": ((2, 2), "int64")
     }  # fmt: skip
-    found = read(source)
+    found = read_rows(source)
     assert (found["i"].tolist(), found["f"].tolist()) == ([1, 1, -(2**63)], [1, 1, 0.5])
     assert (found["b"].tolist(), found["m"][2].tolist()) == ([True, True, False], [[5, 6], [7, 8]])
 
@@ -49,7 +42,7 @@ def test_text_is_bytes_beside_numbers(tmp_path):
     )
     source = feedline.open_source(path)
     assert "text bytes, n int64[], v float64[2]" in repr(source)
-    first, second = read(source)
+    first, second = read_rows(source)
     assert (first["text"], first["n"], second["text"]) == ("grüße \\u20ac".encode(), 3, b"")
     assert isinstance(first["n"], np.int64)
     np.testing.assert_array_equal(second["v"], np.array([1.0, 2.0]))
@@ -73,7 +66,7 @@ def test_any_lines_however_they_end(tmp_path_factory, values, end, ascii):
     text = "\n" + end.join(json.dumps(value, ensure_ascii=ascii) for value in values)
     path.write_bytes(text.encode("utf-8-sig" if ascii else "utf-8"))
     source = feedline.open_source(path)
-    assert [{**record, "text": record["text"].decode()} for record in read(source)] == values
+    assert [{**record, "text": record["text"].decode()} for record in read_rows(source)] == values
 
 
 @pytest.mark.parametrize(
@@ -103,7 +96,7 @@ def test_a_line_that_does_not_fit_is_a_bad_row(tmp_path, line, message, text, mo
     (tmp_path / "x.jsonl").write_bytes(data)
     source = feedline.open_source(tmp_path / "x.jsonl", columns=["x", "y", "text"] if text else ["x", "y"])
     with pytest.raises(feedline.RowError, match=message) as caught:
-        read(source)
+        read_rows(source)
     assert (caught.value.row, caught.value.file) == (300, str(tmp_path / "x.jsonl"))
     assert source[299]["x"] == source[301]["x"] == 1
 
@@ -112,7 +105,7 @@ def test_values_fit_whatever_the_others_are(tmp_path):
     """Not a number, infinite, and beyond int64 and uint64 in a field of float64."""
     lines = ['{"x": 0.5}', '{"x": NaN}', '{"x": -Infinity}', '{"x": 9223372036854775808}', f'{{"x": {10**20}}}']
     source = feedline.open_source(written(tmp_path / "x.jsonl", lines))
-    together = read(source)["x"]
+    together = read_rows(source)["x"]
     np.testing.assert_array_equal(together, [0.5, np.nan, -np.inf, 2.0**63, 1e20])
     np.testing.assert_array_equal([source[i]["x"] for i in range(5)], together)
 
@@ -142,7 +135,7 @@ def test_columns_that_cannot_be_read_are_listed(tmp_path):
         feedline.open_source(path)
     listed = r"""6 of 7 of .*'o' is \{"a": 1\}; 'tags' is \["a"\]; 'none' is null; 'big' is 184.*columns=\['n'\]"""
     assert re.search(listed, str(caught.value))
-    assert read(feedline.open_source(path, columns=["n"]))["n"].tolist() == [1, 2]
+    assert read_rows(feedline.open_source(path, columns=["n"]))["n"].tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(

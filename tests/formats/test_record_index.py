@@ -9,6 +9,7 @@ import zlib
 from pathlib import Path
 
 import pytest
+from background import at_once
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tfrecords import encoded
@@ -143,19 +144,14 @@ def test_an_index_that_changes_in_use_is_made_again(path):
 
 def test_whoever_makes_it_at_once_reads_right_records(path, monkeypatch):
     """Several processes that start at once find no index, and all write one."""
-    real, barrier, found = tfrecord.scan, threading.Barrier(4), []
+    real, barrier = tfrecord.scan, threading.Barrier(4)
 
     def scan(file):
         barrier.wait(10)
         return real(file)
 
     monkeypatch.setattr(tfrecord, "scan", scan)
-    threads = [threading.Thread(target=lambda: found.append(read(path))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [RECORDS] * 4
+    assert at_once(read, [path] * 4) == [RECORDS] * 4
     assert sorted(Path(name).suffix for name in os.listdir(path.parent)) == [".feedline-index", ".tfrecord"]
 
 

@@ -5,12 +5,12 @@ import json
 import os
 import random
 import struct
-import threading
 import zlib
 
 import jax
 import numpy as np
 import pytest
+from background import PATIENCE_S, spawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorboardX.record_writer import RecordWriter
@@ -65,20 +65,14 @@ def test_many_files_need_few_descriptors_and_may_be_closed_while_they_are_read(t
     source = feedline.open_source(tmp_path / "*.tfrecord")
     assert source.records(np.arange(200)) == expected
     assert before < len(os.listdir("/proc/self/fd")) <= before + 64
-    found, done = [], threading.Event()
 
     def read():
-        found.append(all(source.records(np.arange(200)) == expected for _ in range(4)))
-        done.set()
+        return all(source.records(np.arange(200)) == expected for _ in range(4))
 
-    threads = [threading.Thread(target=read) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    while not done.is_set():
+    reading = [spawn(read) for _ in range(2)]
+    while not any(future.done() for future in reading):
         source.close()
-    for thread in threads:
-        thread.join()
-    assert found == [True] * 2
+    assert [future.result(PATIENCE_S) for future in reading] == [True] * 2
     source.close()
     assert len(os.listdir("/proc/self/fd")) <= before  # files of earlier tests may be closed meanwhile
 

@@ -4,10 +4,10 @@ import json
 import pickle
 import shutil
 
-import jax
 import numpy as np
 import pytest
 import tensorstore as ts
+from rows_read import read_rows
 
 import feedline
 from feedline._src.errors import FeedError, RowError
@@ -85,12 +85,6 @@ def put(store, folder, at=""):
     return f"{store.url}{at}/{folder.name}"
 
 
-def read(source, *rows):
-    out = jax.tree.map(lambda leaf: np.zeros((len(rows), *leaf.shape), leaf.dtype), source.spec)
-    source.read(np.array(rows), out)
-    return out
-
-
 # --- arrays and groups ---
 
 
@@ -106,7 +100,7 @@ def test_rows_and_identity_are_the_same_here_and_in_a_store(form, store, options
     rows = np.random.default_rng(6).permutation(200)[:90]
     for source in (remote, pickle.loads(pickle.dumps(remote))):
         assert source.will_read(rows, 0)
-        np.testing.assert_array_equal(read(source, *rows), IMAGES[rows])
+        np.testing.assert_array_equal(read_rows(source, rows), IMAGES[rows])
     gets = [request for request in store.requests if request[0] == "GET"]
     assert len(gets) == len(set(gets))  # nothing twice, by sources that share a cache
 
@@ -131,7 +125,7 @@ def test_groups_in_a_store(bucket, options, tmp_path):
     for end in ("", "/"):
         remote = feedline.open_source(f"s3://corpus/g.zarr{end}", store=options)
         assert remote.identity == local.identity
-        np.testing.assert_array_equal(read(remote, 199, 0)["x"], IMAGES[[199, 0]])
+        np.testing.assert_array_equal(read_rows(remote, [199, 0])["x"], IMAGES[[199, 0]])
     assert sorted(feedline.open_source("s3://corpus/g.zarr", columns=["y"], store=options).spec) == ["y"]
     for address in ("s3://corpus/g.zarr/y", f"{web}/y"):  # without a suffix
         assert int(feedline.open_source(address, store=options)[7]) == 8
@@ -157,9 +151,9 @@ def test_an_array_of_very_many_chunks_is_opened_at_once(tmp_path, version):
     path = edit(write(tmp_path / "x.zarr", version=version), version, shape=[2**24, 4])
     source = feedline.open_source(path)
     assert len(source) == 2**24
-    np.testing.assert_array_equal(read(source, 39, 0), ROWS[[39, 0]])
+    np.testing.assert_array_equal(read_rows(source, [39, 0]), ROWS[[39, 0]])
     with pytest.raises(RowError, match="every chunk must be present") as error:
-        read(source, 2**24 - 1)
+        read_rows(source, [2**24 - 1])
     assert error.value.row == (2**24 - 1) // 10 * 10
     with pytest.raises(
         ValueError, match=r"x\.zarr: the index of its groups of rows must fit into memory, and takes"
@@ -180,9 +174,9 @@ def test_rows_of_a_missing_or_damaged_chunk_are_bad_rows(tmp_path, version, shar
         path = write(tmp_path / f"{match[:5]}.zarr", version=version)
         damage(path / CHUNKS[version].format(2))
         for source in (feedline.open_source(path), pickle.loads(pickle.dumps(feedline.open_source(path)))):
-            np.testing.assert_array_equal(read(source, 19, 30), ROWS[[19, 30]])
+            np.testing.assert_array_equal(read_rows(source, [19, 30]), ROWS[[19, 30]])
             with pytest.raises(RowError, match=match) as error:
-                read(source, 5, 25)
+                read_rows(source, [5, 25])
             assert (error.value.row, error.value.file) == (20, str(path))
         reading = feedline.Reading(bad_rows="substitute", bad_rows_budget=100)
         with feedline.Feed(source, 8, sharding, epochs=1, reading=reading) as feed:
@@ -195,7 +189,7 @@ def test_without_a_fill_value_nothing_is_filled(tmp_path):
     path = write(tmp_path / "x.zarr", version=2)  # TensorStore writes null
     (path / "2.0").unlink()
     with pytest.raises(RowError, match="every chunk must be present"):
-        read(feedline.open_source(path, missing_chunks="fill"), 25)
+        read_rows(feedline.open_source(path, missing_chunks="fill"), [25])
 
 
 def test_a_missing_inner_chunk_of_a_shard_is_an_error(tmp_path):
@@ -203,12 +197,12 @@ def test_a_missing_inner_chunk_of_a_shard_is_an_error(tmp_path):
     rows[5:10] = 0  # the fill value: TensorStore leaves such chunks out
     path = write(tmp_path / "x.zarr", rows, 3, (20, 4), shards((5, 4)))
     with pytest.raises(RowError, match=r"chunk .* is missing"):
-        read(feedline.open_source(path), 7)
+        read_rows(feedline.open_source(path), [7])
     source = feedline.open_source(path, missing_chunks="fill")
-    np.testing.assert_array_equal(read(source, 7, 39), rows[[7, 39]])
+    np.testing.assert_array_equal(read_rows(source, [7, 39]), rows[[7, 39]])
     (path / "c/1/0").unlink()
     with pytest.raises(RowError, match=r"chunk .* is missing") as error:
-        read(feedline.open_source(path), 3, 37)
+        read_rows(feedline.open_source(path), [3, 37])
     assert error.value.row == 35
 
 

@@ -1,18 +1,15 @@
 """Narrowing to JAX's dtypes: a value that the placed dtype cannot hold is refused, and no other."""
 
 import grain
-import jax
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from feedline import Feed, Order, Reading, RowError
 from feedline._src.rows.spec import Leaf, cast_into
 
-SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
 NARROWED = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
 GREATEST = float(np.finfo(np.float32).max)
 HALF_WAY = GREATEST + 2.0**103
@@ -82,14 +79,14 @@ def doubled(batch, rows):
     ],
     ids=["columns", "records", "stream", "transform"],
 )
-def test_a_float_that_would_become_infinite_is_a_bad_row(source, transform):
+def test_a_float_that_would_become_infinite_is_a_bad_row(source, transform, sharding):
     order = None if isinstance(source, grain.IterDataset) else Order(shuffle=False)
     how = {"order": order, "epochs": 1, "transform": transform}
-    with Feed(source, 8, SHARDING, **how) as feed, pytest.raises(RowError, match=r"e\+30\d does not fit") as error:
+    with Feed(source, 8, sharding, **how) as feed, pytest.raises(RowError, match=r"e\+30\d does not fit") as error:
         next(feed)
     assert error.value.row == 5
     reading = Reading(bad_rows="mask", bad_rows_budget=1)
-    with Feed(source, 8, SHARDING, reading=reading, **how) as feed:
+    with Feed(source, 8, sharding, reading=reading, **how) as feed:
         batches = list(feed)
         assert feed.statistics().bad_rows == 1
     valid = np.concatenate([np.asarray(batch["valid"]) for batch in batches])

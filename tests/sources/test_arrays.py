@@ -4,11 +4,11 @@ import os
 import pickle
 import resource
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows_read import read_rows
 
 import feedline
 from feedline import open_source
@@ -21,12 +21,6 @@ def _rows(count, columns=3, dtype=np.float32, seed=0):
     return np.random.default_rng(seed).integers(0, 100, (count, columns)).astype(dtype)
 
 
-def _read(source, rows):
-    out = jax.tree.map(lambda s: np.empty((len(rows), *s.shape), s.dtype), source.spec)
-    source.read(np.asarray(rows), out)
-    return out
-
-
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=4).filter(any), st.data())
 def test_shards_follow_each_other_and_rows_come_in_any_order_with_repeats(lengths, data):
@@ -34,7 +28,7 @@ def test_shards_follow_each_other_and_rows_come_in_any_order_with_repeats(length
     source = ArraySource(shards)
     whole = {name: np.concatenate([shard[name] for shard in shards]) for name in ("x", "y")}
     rows = data.draw(st.lists(st.integers(0, sum(lengths) - 1), max_size=20))
-    out = _read(source, np.array(rows, np.int64))
+    out = read_rows(source, np.array(rows, np.int64))
     assert len(source) == sum(lengths)
     for name in whole:
         np.testing.assert_array_equal(out[name], whole[name][rows])
@@ -48,7 +42,7 @@ def test_a_pickled_source_holds_paths_and_not_the_rows(tmp_path):
     assert len(pickled) < 1000
     assert source.picklable
     assert not ArraySource([{"x": x}]).picklable
-    np.testing.assert_array_equal(_read(pickle.loads(pickled), [3, 9_999])["x"], x[[3, 9_999]])
+    np.testing.assert_array_equal(read_rows(pickle.loads(pickled), [3, 9_999])["x"], x[[3, 9_999]])
 
 
 @pytest.mark.parametrize(
