@@ -1,13 +1,13 @@
 """The accounts of a feed: records that were written by hand, real feeds, and which batches a verdict counts."""
 
 import logging
-import threading
 import time
 import weakref
 
 import jax
 import numpy as np
 import pytest
+from background import PATIENCE_S, spawn
 from planted import LOOP_S, ROWS, trained
 
 import feedline
@@ -166,14 +166,11 @@ def test_several_threads_may_ask_while_the_loop_goes_on():
         while asking:
             accounts.window()
 
-    threads = [threading.Thread(target=ask) for _ in range(3)]
-    for thread in threads:
-        thread.start()
+    threads = [spawn(ask) for _ in range(3)]
     for i in range(300):
         delivered(accounts, i + 0.0, i + 0.25, part=(1.0, 0, 0))
     asking = False
-    for thread in threads:
-        thread.join()
+    assert [thread.result(PATIENCE_S) for thread in threads] == [None] * 3
     assert [accounts.sums()[name] for name in ("read_s", "wait_s", "loop_s")] == [300, 75, 0.75 * 299]
     assert len(latest(accounts)) == 256
 
@@ -188,10 +185,7 @@ def test_an_interrupt_while_records_are_added_up_stops_nothing(monkeypatch):
     for i in range(1, 20):
         delivered(accounts, i, i)
     assert accounts.sums()["loop_s"] == 18  # also on another thread
-    thread = threading.Thread(target=accounts.window, daemon=True)
-    thread.start()
-    thread.join(60)
-    assert not thread.is_alive()
+    assert spawn(accounts.window).result(PATIENCE_S).loop_s == 1.0
 
 
 # --- real feeds ---

@@ -5,22 +5,16 @@ import functools
 import itertools
 import json
 
-import grain
 import jax
 import numpy as np
 import pytest
 from planted import ROWS, Sleeping
+from trace_file import ONE, stream_of
 
 import feedline
 from feedline._src.listen.diagnosis import PHASES, Diagnosis
 
-ONE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 X = {"x": np.arange(4000, dtype=np.float32).reshape(1000, 4)}
-
-
-def stream():
-    rows = [{"x": np.full(4, i, np.float32)} for i in range(1000)]
-    return grain.MapDataset.source(rows).to_iter_dataset(grain.ReadOptions(0, 0))
 
 
 KINDS = {
@@ -28,7 +22,7 @@ KINDS = {
     "without prefetch": lambda **options: feedline.Feed(X, 8, ONE, prefetch=0, **options),
     "two steps a call": lambda **options: feedline.Feed(X, 8, ONE, steps_per_call=2, **options),
     "one batch": lambda **options: feedline.Feed({"x": X["x"][:8]}, 8, ONE, **options),
-    "stream": lambda **options: feedline.Feed(stream(), 8, ONE, **options),
+    "stream": lambda **options: feedline.Feed(stream_of(1000), 8, ONE, **options),
     "workers": lambda **options: feedline.Feed(
         {"x": "x.npy"}, 8, ONE, reading=feedline.Reading(workers=1), **options
     ),

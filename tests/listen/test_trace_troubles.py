@@ -47,16 +47,6 @@ def test_one_trace_at_a_time(tmp_path):
     assert not (tmp_path / "c.json").exists()
 
 
-def test_a_diagnosis_in_a_trace_is_left_out(tmp_path):
-    with feed_of("one thread", tmp_path) as feed:
-        with feed.trace(tmp_path / "trace.json") as path:
-            next(feed)
-            with feed.diagnose(steps=40):
-                assert len(list(feed)) == 40
-            next(feed)
-        assert [span.args["step"] for span in Trace(path).named("step")] == [1, 2]
-
-
 def test_another_thread_traces_while_the_loop_goes_on(tmp_path):
     def trace(number):
         with feed.trace(tmp_path / f"{number}.json") as path:

@@ -1,16 +1,17 @@
 """Slabs are used again, but never while anything can still read them."""
 
 import errno
+import functools
 import gc
 import itertools
 import mmap
 import os
-import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from background import PATIENCE_S, spawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -76,11 +77,8 @@ def test_threads_never_share_a_slab():
                 gc.collect(0)
             torn.extend(leaf for leaf in leaves if not (leaf == mine).all())
 
-    threads = [threading.Thread(target=use, args=(i,)) for i in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    threads = [spawn(functools.partial(use, i)) for i in range(6)]
+    assert [thread.result(PATIENCE_S) for thread in threads] == [None] * 6
     assert not torn
     assert max(idle(stage)) <= 4
     assert stage.mapped <= 2 * (6 + 4)

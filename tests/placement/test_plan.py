@@ -19,9 +19,7 @@ from partitions import (
     any_layout,
     cut,
     devices_of,
-    layouts,
     mesh_of,
-    meshes,
     numbered,
     only,
     owned,
@@ -35,7 +33,6 @@ from feedline._src.placement.plan import (
     check_divides,
     plan_leaf,
     replicas,
-    union_of_rows,
 )
 
 BACKWARDS = range(7, -1, -1)
@@ -104,32 +101,6 @@ def test_adjacent_columns_are_a_slice_so_that_cutting_them_copies_nothing(order,
     (found,) = plan.columns
     assert found == column if isinstance(column, slice) else found.tolist() == column
     assert plan.whole_columns == (order is None)
-
-
-def test_a_process_without_a_device_of_the_mesh_is_refused():
-    sharding = NamedSharding(mesh_of((4,)), P("a"))
-    with pytest.raises(ValueError, match=r"^images: this process owns no device of the sharding's mesh"):
-        plan_leaf(sharding, (4,), DEVICES[4:], "images")
-
-
-several_leaves = meshes().flatmap(
-    lambda mesh: st.integers(1, 2).flatmap(
-        lambda k: st.lists(layouts(mesh, rows=k * mesh.size), min_size=1, max_size=4)
-    )
-)
-
-
-@given(leaves=several_leaves, dealt=processes)
-@settings(max_examples=150, deadline=None)
-def test_the_union_of_rows_holds_each_row_of_which_a_leaf_needs_anything(leaves, dealt):
-    for devices in devices_of(leaves[0].sharding, dealt).values():
-        needed = np.zeros(leaves[0].shape[0], bool)
-        for layout in leaves:
-            needed |= owned(layout, devices).reshape(len(needed), -1).any(axis=1)
-        plans = [plan_leaf(layout.sharding, layout.shape, devices, "x") for layout in leaves]
-        union = union_of_rows(plans)
-        assert union.dtype == np.int64
-        assert union.tolist() == np.flatnonzero(needed).tolist()
 
 
 @dataclasses.dataclass(frozen=True)

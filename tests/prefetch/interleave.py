@@ -83,9 +83,9 @@ class Turns:
 class Queue:
     """As `queue.SimpleQueue`, each operation in a turn."""
 
-    def __init__(self, turns, items=()):
+    def __init__(self, turns):
         self._turns = turns
-        self.items = deque(items)
+        self.items = deque()
 
     def put(self, item):
         self._turns.step()

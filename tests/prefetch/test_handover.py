@@ -1,6 +1,5 @@
 """The guarantees of the hand-over, in every order in which the two sides and the closing can take turns."""
 
-import functools
 import gc
 import linecache
 import sys
@@ -72,28 +71,23 @@ class Early(dict):
 
 
 class Scene:
-    """Producers who make `count` items and an end, a consumer, and one who closes; what each of them saw.
+    """A producer of `count` items and an end, a consumer, and one who closes; what each of them saw."""
 
-    Each of the producers makes every few item, in order; the first of them hands over the end.
-    """
-
-    def __init__(self, choose, depth, count, producers=1):
+    def __init__(self, choose, depth, count):
         self.turns = Turns(choose)
         self.handover = Stepwise(depth, self.turns)
         self.depth = depth
         self.whole = [*range(count), END]
-        self.producers = {f"produce_{i}": functools.partial(self.produce, i, producers) for i in range(producers)}
         self.made = set()
         self.taken = []
         self.closed = False  # a close has returned
 
-    def produce(self, first=0, step=1):
-        for item in self.whole[:-1][first::step]:
+    def produce(self):
+        for item in self.whole[:-1]:
             if not self.wait_for_slot(item):
                 return
             self.make(item)
-        if first == 0:
-            self.handover.finish(len(self.whole) - 1, END)
+        self.handover.finish(len(self.whole) - 1, END)
 
     def make(self, item):
         self.made.add(item)

@@ -126,14 +126,9 @@ def run_of(request):
 
 
 def test_items_come_in_order_and_then_the_end_with_its_value(run_of):
-    source = Source(*range(20))
-    run = run_of(source)
+    run = run_of(Source(*range(20)))
     assert [run.take() for _ in range(20)] == [str(i) for i in range(20)]
-    with pytest.raises(StopIteration) as end:
-        run.take()
-    assert end.value.value == "rest"
-    run.close()
-    assert run.join(PATIENCE_S) is None
+    assert ended(run) == "rest"
 
 
 @pytest.mark.parametrize("stage", ["read", "place"])
@@ -160,8 +155,7 @@ def test_a_stop_iteration_of_place_does_not_pass_for_the_end(run_of):
 
 
 def test_nothing_comes_after_close(run_of):
-    source = Source("a", "b", "c")
-    run = run_of(source)
+    run = run_of(Source("a", "b", "c"))
     assert run.take() == "a"
     run.close()
     run.close()

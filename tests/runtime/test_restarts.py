@@ -114,24 +114,27 @@ def test_workers_that_end_or_stop_are_replaced(tmp_path):
     assert len(workers) >= 6
 
 
-def test_a_worker_that_stops_before_it_sends_the_memory_blocks_nobody():
-    ours, theirs = multiprocessing.Pipe()
-    wake, waker = multiprocessing.Pipe(duplex=False)
+@pytest.fixture
+def sent():
+    """A worker, and the other end of its connection, which has sent a batch without the memory."""
     worker = object.__new__(Worker)
-    worker.connection = ours
+    worker.connection, theirs = multiprocessing.Pipe()
     theirs.send(HostBatch([((1,), np.dtype(np.uint8))], None, None, 1, 0, [], []))
+    return worker, theirs
+
+
+def test_a_worker_that_stops_before_it_sends_the_memory_blocks_nobody(sent):
+    worker, _ = sent
+    wake, waker = multiprocessing.Pipe(duplex=False)
     waker.send_bytes(b"stop")
     assert spawn(lambda: worker.take(wake)).result(PATIENCE_S / 3) is None
 
 
 @pytest.mark.parametrize("left", [0, 1])  # 1: for a copy of the pipe's descriptor, not for the file
-def test_a_batch_for_which_no_file_can_be_opened_is_told(left):
-    ours, theirs = multiprocessing.Pipe()
+def test_a_batch_for_which_no_file_can_be_opened_is_told(sent, left):
+    worker, theirs = sent
     wake, _ = multiprocessing.Pipe(duplex=False)
-    worker = object.__new__(Worker)
-    worker.connection = ours
     memory = os.memfd_create("batch")
-    theirs.send(HostBatch([((1,), np.dtype(np.uint8))], None, None, 1, 0, [], []))
     reduction.send_handle(theirs, memory, os.getpid())
     os.close(memory)
     before, free = resource.getrlimit(resource.RLIMIT_NOFILE), os.dup(0)
