@@ -28,6 +28,12 @@ FULL = Statistics(
 )
 
 
+@pytest.fixture
+def feed(sharding):
+    with feedline.Feed({"x": np.zeros((640, 2), np.float32)}, 64, sharding) as feed:
+        yield feed
+
+
 def test_each_field_of_the_statistics_is_a_value_and_no_value_comes_from_nowhere():
     values = {(metric.name, label): value for metric, label, value in samples(FULL)}
     assert len({*values.values()}) == len(values)
@@ -48,12 +54,11 @@ def test_what_is_not_known_yet_is_left_out():
     assert left_out == {f"feedline_{name}" for name in names.split()}
 
 
-def test_a_report_adds_what_limits_training_and_the_headroom(sharding):
-    with feedline.Feed({"x": np.zeros((640, 2))}, 64, sharding) as feed:
-        for _, _ in zip(range(20), feed, strict=False):
-            pass
-        report = feed.report()
-        values = {(m.name, label): value for m, label, value in samples(feed.statistics(), report)}
+def test_a_report_adds_what_limits_training_and_the_headroom(feed):
+    for _, _ in zip(range(20), feed, strict=False):
+        pass
+    report = feed.report()
+    values = {(m.name, label): value for m, label, value in samples(feed.statistics(), report)}
     bounds = {label: value for (name, label), value in values.items() if name == "feedline_bound"}
     assert bounds.pop(report.bound) == 1.0
     assert [*bounds.values()] == [0.0] * 5
@@ -92,12 +97,6 @@ def read(folder):
 
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     return {name: {e.step: e.value for e in events.Scalars(name)} for name in events.Tags()["scalars"]}
-
-
-@pytest.fixture
-def feed(sharding):
-    with feedline.Feed({"x": np.zeros((640, 2), np.float32)}, 64, sharding) as feed:
-        yield feed
 
 
 @pytest.mark.slow

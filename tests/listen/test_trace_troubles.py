@@ -1,13 +1,13 @@
 """`feed.trace` used wrongly, ended by exceptions, and written to disks that are full."""
 
 import concurrent.futures
-import contextlib
 import logging
 import os
 import resource
 import time
 
 import pytest
+from limits import limited
 from planted import ROWS, Sleeping
 from trace_file import ONE, Trace, feed_of
 
@@ -74,22 +74,12 @@ def test_an_exception_passes_on_unchanged_and_the_file_is_written(error, tmp_pat
     assert len(Trace(path).named("step")) == 1
 
 
-@contextlib.contextmanager
-def no_file_larger_than(size):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
 def test_a_full_disk(tmp_path, caplog):
     """A limit on the size of files fails like a full disk."""
     name = "trace.json"
     (tmp_path / name).write_text("of before")
     with feed_of("one thread", tmp_path) as feed:
-        with no_file_larger_than(400), feed.trace(tmp_path / name):
+        with limited(resource.RLIMIT_FSIZE, 400), feed.trace(tmp_path / name):
             next(feed), next(feed)
         (record,) = caplog.records
         assert record.levelno == logging.WARNING

@@ -13,6 +13,7 @@ import numpy as np
 import programs
 import pytest
 from background import PATIENCE_S, spawn
+from limits import limited
 
 from feedline._src.errors import FeedError
 from feedline._src.loader.form import HostBatch
@@ -137,11 +138,8 @@ def test_a_batch_for_which_no_file_can_be_opened_is_told(sent, left):
     memory = os.memfd_create("batch")
     reduction.send_handle(theirs, memory, os.getpid())
     os.close(memory)
-    before, free = resource.getrlimit(resource.RLIMIT_NOFILE), os.dup(0)
+    free = os.dup(0)
     os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free + left, before[1]))
-    try:
-        with pytest.raises(FeedError, match=r"no more can be opened \(Too many open files\); .* \(ulimit -n\)"):
-            worker.take(wake)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    message = r"no more can be opened \(Too many open files\); .* \(ulimit -n\)"
+    with limited(resource.RLIMIT_NOFILE, free + left), pytest.raises(FeedError, match=message):
+        worker.take(wake)

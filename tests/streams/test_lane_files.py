@@ -1,6 +1,5 @@
 """`save_lanes` and `load_lanes`: a checkpoint of lanes is loaded as a whole or refused."""
 
-import contextlib
 import json
 import resource
 import threading
@@ -9,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from background import PATIENCE_S, spawn
+from limits import limited
 
 from feedline import load_lanes, save_lanes
 from feedline._src.loader.lane_files import read_state
@@ -100,20 +100,9 @@ def test_two_threads_may_save_the_same_at_once(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 3
 
 
-@contextlib.contextmanager
-def small_files():
-    """Limit files to 64 bytes, as a full disk does. Not a fixture, which would limit pytest's log as well."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
 def test_a_full_disk_names_the_file_and_leaves_nothing_half_written(tmp_path):
     message = r"could not write a lane \(File too large\).* save to another"
-    with pytest.raises(OSError, match=message) as caught, small_files():
+    with pytest.raises(OSError, match=message) as caught, limited(resource.RLIMIT_FSIZE, 64):
         save_lanes(state(), tmp_path / "new")
     assert caught.value.filename == str(tmp_path / "new" / "lane-00000-of-00003.json")
     assert list((tmp_path / "new").iterdir()) == []
