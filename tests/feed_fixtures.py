@@ -1,13 +1,22 @@
-"""A mesh of the eight CPU devices, what a feed delivers as NumPy, and what every source must do."""
+"""A mesh of the eight CPU devices, what a feed delivers as NumPy, threads, and what every source must do."""
 
 import pickle
+import threading
 
 import jax
 import numpy as np
 import pytest
-from background import at_once
+from background import at_once, left_behind
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rows_read import read_rows
+
+
+@pytest.fixture
+def no_thread_is_left():
+    """No thread that the test starts outlives it."""
+    before = threading.enumerate()
+    yield
+    assert left_behind(before) == []
 
 
 @pytest.fixture(scope="session")

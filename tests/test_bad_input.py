@@ -1,7 +1,5 @@
 """Wrong arguments: each is an error that names rule, finding and fix, and leaves no thread."""
 
-import threading
-
 import grain
 import jax
 import numpy as np
@@ -11,6 +9,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from feedline import Feed, Order, prefetch_to_mesh
 
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 P = PartitionSpec
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
 SHARDING = NamedSharding(MESH, P("data"))
@@ -49,15 +48,6 @@ class OnDisk:
 
 class Split(dict):
     """Like a DatasetDict of Hugging Face, which is a dict, but not a pytree for JAX."""
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left():
-    before = set(threading.enumerate())
-    yield
-    for thread in set(threading.enumerate()) - before:
-        thread.join(10)  # Grain's threads end by themselves once their feed is closed
-        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,12 @@ import threading
 
 import numpy as np
 import pytest
-from background import PATIENCE_S, arrived, left_behind, spawn
+from background import PATIENCE_S, arrived, spawn
 
 from feedline import Feed, Order, Reading, RowError
 from feedline._src.sources.arrays import ArraySource
 
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left():
-    before = threading.enumerate()
-    yield
-    assert left_behind(before) == []
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
 class Gated:

@@ -10,22 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from background import PATIENCE_S, arrived, left_behind, spawn
+from background import PATIENCE_S, arrived, spawn
 from jax._src.sharding_impls import GSPMDSharding
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from test_feed_lifecycle import interrupted_at
 
 from feedline import Reading, StallError, prefetch_to_mesh
 
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
 SHARDING = NamedSharding(MESH, PartitionSpec("data"))
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left():
-    before = threading.enumerate()
-    yield
-    assert not left_behind(before)
 
 
 def numbered(count, rows=8):

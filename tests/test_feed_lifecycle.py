@@ -24,6 +24,7 @@ from feedline._src.order.epoch import rows_at
 from feedline._src.prefetch.pipelines import Prefetcher, Synchronous
 from feedline._src.prefetch.watch import Watch
 
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 PACKAGE = str(Path(Feed.__init__.__code__.co_filename).parent)
 
 SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
@@ -31,13 +32,6 @@ N, B = 64, 8
 ORDER = rows_at(Order(), N, 0, np.arange(N)).reshape(-1, B).tolist()
 CLOSED = "the feed is closed; to continue, build a new feed and call its set_state"
 ELSEWHERE = "an iterator of batches is for one thread at a time, and another thread is inside it"
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left():
-    before = threading.enumerate()
-    yield
-    assert left_behind(before) == []
 
 
 class Rows:

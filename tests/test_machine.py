@@ -6,6 +6,7 @@ from feedline._src.machine import memory, quota
 
 
 def tree(root, files):
+    """A folder with these files, by their paths in it."""
     for path, text in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)

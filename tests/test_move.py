@@ -1,5 +1,6 @@
 """`feed.move` to another mesh, and `feed.start`: the rows of a feed that did neither."""
 
+import collections
 import itertools
 import threading
 import time
@@ -102,23 +103,12 @@ def test_the_iterators_of_a_stream_wait_until_those_before_the_move_have_ended(m
 @pytest.mark.parametrize("objects", [True, False])
 def test_objects_and_datasets_move(objects):
     rows = [{"row": np.int32(i)} for i in range(240)]
-    source = Objects(rows) if objects else grain.MapDataset.source(rows)
+    source = collections.UserList(rows) if objects else grain.MapDataset.source(rows)
     with feedline.Feed(source, 24, on(8), order=feedline.Order(shuffle=False)) as feed:
         moved = taken(feed, 2)
         feed.move(on(6))
         moved += taken(feed, 2)
     assert moved == [(list(range(24 * i, 24 * i + 24)), 8 if i < 2 else 6) for i in range(4)]
-
-
-class Objects:
-    def __init__(self, rows):
-        self.rows = rows
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, i):
-        return self.rows[i]
 
 
 def test_a_move_that_does_not_suit_changes_nothing():

@@ -6,18 +6,11 @@ import grain
 import jax
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 import feedline
 
 ROWS = 40
 VALUES = np.arange(ROWS * 3, dtype=np.float32).reshape(ROWS, 3)
-
-
-@pytest.fixture
-def sharding():
-    return NamedSharding(jax.make_mesh((8,), ("data",)), P("data"))
 
 
 def places(batches, size=8):

@@ -6,6 +6,7 @@ import sys
 
 import programs
 import pytest
+from test_machine import tree
 
 from feedline._src.cluster.binding import bind, near_processors, nodes_of, own_gpus
 from feedline._src.cluster.launchers.launcher import ProcessInfo
@@ -28,11 +29,7 @@ def planted(root, nodes=NODES, gpus=GPUS):
             f"Model: \t\t NVIDIA H100 80GB HBM3\nGPU UUID: \t GPU-{bus}e0\nDevice Minor: \t {i}\n"
         )
         files[f"dev/nvidia{i}"] = ""
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
+    return tree(root, files)
 
 
 @pytest.fixture(scope="module")

@@ -11,19 +11,13 @@ import programs
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from test_machine import tree
 
 import feedline
 from feedline._src.machine import topology
 from feedline._src.tools.cli.terminal import in_bytes
 from feedline._src.tools.doctor import checks
 from feedline._src.tools.doctor.checks import Leaf, fitting
-
-
-def tree(root, files):
-    for path, text in files.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(text)
-    return root
 
 
 def leaf(shape, dtype, **values):

@@ -9,11 +9,13 @@ import traceback
 import weakref
 
 import pytest
-from background import PATIENCE_S, arrived, left_behind, spawn
+from background import PATIENCE_S, arrived, spawn
 
 from feedline import FeedError, Reading
 from feedline._src.prefetch.pipelines import Closed, Prefetcher, Synchronous
 from feedline._src.prefetch.watch import Watch
+
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
 class Source:
@@ -75,13 +77,6 @@ class Batches:
 
     def close(self):
         pass
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left():
-    before = threading.enumerate()
-    yield
-    assert left_behind(before) == []
 
 
 def prefetcher(source, place=str, depth=2):

@@ -1,4 +1,4 @@
-"""A meeting of all processes, for cases in which one is not to go on before another."""
+"""A meeting of all processes, for cases in which one is not to go on before another; and what they share."""
 
 import collections
 
@@ -18,3 +18,12 @@ def meet(name):
     service.set(f"{key}/{service.process}", "")
     for process in range(service.processes):
         service.get(f"{key}/{process}", PATIENCE_S)
+
+
+def shared(name, value):
+    """The same text in all processes: that of the process that calls first with this name."""
+    service = coordination()
+    if service is None:
+        return value
+    service.set(f"shared/{name}", value)
+    return service.get(f"shared/{name}", PATIENCE_S)

@@ -18,6 +18,9 @@ import numpy as np
 import feedline
 from feedline._src.order.epoch import keys_at, rows_at
 
+from .cases import Here
+from .layouts import sharding_of
+
 N = 42
 ORDER = feedline.Order(seed=5)
 ROWS = {
@@ -41,6 +44,11 @@ class Source:
     arguments: Callable[[Path], dict[str, Any]]
     epoch: Callable[[int], Batch]
     streams: bool = False
+
+    def feed(self, here: Here, layout: str, size: int, **options: Any) -> feedline.Feed:
+        """A feed of it, in a case."""
+        arguments = self.arguments(here.folder)
+        return feedline.Feed(**arguments, batch_size=size, sharding=sharding_of(layout, here.devices), **options)
 
 
 def _in_memory(folder: Path) -> dict[str, Any]:

@@ -15,18 +15,18 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import feedline
-from feedline._src.agreement.coordination import coordination
 from feedline._src.trainer import checkpoints as module
 from feedline._src.trainer.model import Sizes, classifier
 
 from .cases import case
 from .launch import ALONE, TOPOLOGIES
+from .meeting import shared
 from .values import PerProcess
 
 pytestmark = pytest.mark.slow
 
 LEGS = [*TOPOLOGIES, ALONE]
-STEPS, N, PATIENCE_S = 5, 200, 30  # of a leg, rows
+STEPS, N = 5, 200  # of a leg, rows
 RANDOM = np.random.default_rng(0)
 ROWS = {"image": RANDOM.integers(256, size=(N, 8), dtype=np.uint8), "label": RANDOM.integers(10, size=N)}
 
@@ -60,11 +60,7 @@ def losses_of(mode, steps, rows=ROWS, folder=None):
 def new_folder(kind):
     """A path that nothing has, the same in all processes."""
     path = os.path.join(tempfile.gettempdir(), f"feedline-{kind}-{secrets.token_hex(8)}")
-    service = coordination()
-    if service is not None:
-        service.set(f"test-checkpoints/{kind}", path)  # the first one's stays
-        path = service.get(f"test-checkpoints/{kind}", PATIENCE_S)
-    return Path(path)
+    return Path(shared(f"checkpoints-{kind}", path))
 
 
 @case(KINDS)

@@ -5,11 +5,8 @@ import numpy as np
 import pytest
 from background import PATIENCE_S, spawn
 
-import feedline
-
 from .cases import case
 from .launch import ALONE, TOPOLOGIES
-from .layouts import sharding_of
 from .sources import SOURCES, batches
 from .values import assert_same
 
@@ -22,19 +19,12 @@ PREFETCH = {"synchronous": 0, "prefetched": 2}
 @case(PREFETCH, ["data", "sequence"])
 def guarded(here, prefetch, layout):
     """All batches of an epoch, while implicit transfers are forbidden in every thread."""
-    sharding = sharding_of(layout, here.devices)
     before = jax.config.jax_transfer_guard
     jax.config.update("jax_transfer_guard", "disallow")
     try:
         with pytest.raises(Exception, match="isallowed host-to-device transfer"):
             jax.numpy.ones(3) + np.ones(3)
-        with feedline.Feed(
-            **SOURCES["memory"].arguments(here.folder),
-            batch_size=SIZE,
-            sharding=sharding,
-            epochs=1,
-            prefetch=PREFETCH[prefetch],
-        ) as feed:
+        with SOURCES["memory"].feed(here, layout, SIZE, epochs=1, prefetch=PREFETCH[prefetch]) as feed:
             return list(feed)
     finally:
         jax.config.update("jax_transfer_guard", before)
@@ -53,13 +43,7 @@ def in_one_thread(here, prefetch):
     """All batches of an epoch, each summed by a jitted step, while only this thread may start computations."""
     total = jax.jit(lambda batch: jax.tree.map(jax.numpy.sum, batch))
     with (
-        feedline.Feed(
-            **SOURCES["memory"].arguments(here.folder),
-            batch_size=SIZE,
-            sharding=sharding_of("data", here.devices),
-            epochs=1,
-            prefetch=PREFETCH[prefetch],
-        ) as feed,
+        SOURCES["memory"].feed(here, "data", SIZE, epochs=1, prefetch=PREFETCH[prefetch]) as feed,
         jax.thread_guard(True),
     ):
         found = []

@@ -18,7 +18,7 @@ from feedline._src.agreement.coordination import Coordination, coordination
 from .cases import case
 from .launch import ALONE, TOPOLOGIES, TWO_OR_FOUR
 from .layouts import sharding_of
-from .meeting import meet
+from .meeting import meet, shared
 from .values import PerProcess, assert_same
 
 pytestmark = pytest.mark.slow
@@ -118,15 +118,6 @@ def test_each_process_reads_its_own_lanes_and_each_lane_is_saved_once(outcome, t
         ]
 
 
-def shared(folder, name):
-    """The same folder in all processes: that of the process that calls first."""
-    service = coordination()
-    if service is None:
-        return folder
-    service.set(f"test-lanes/{name}", str(folder))
-    return service.get(f"test-lanes/{name}", PATIENCE_S)
-
-
 LEGS = [*TOPOLOGIES, ALONE]
 SIZES = [16, 8, 32, 24]
 
@@ -141,7 +132,7 @@ def a_leg(here, layout):
         if before is not None:
             feed.set_state(json.loads(before["state"]))
         batches = [batch for _, batch in zip(range(2), feed, strict=False)]
-        folder = shared(here.folder, f"a_leg-{layout}")
+        folder = shared(f"a_leg-{layout}", str(here.folder))
         feedline.save_lanes(feed.get_state(), folder)
         meet("saved")
         state = feedline.load_lanes(folder)

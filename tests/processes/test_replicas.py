@@ -25,8 +25,12 @@ def row(i):
     return {"x": np.full(3, i, np.float32), "y": np.int32(-1 if wrong else i)}
 
 
-def fed(here, layout, every, dataset_row=row, epochs=1, steps=1):
-    """How many batches this process got, and the error that ended its feed; all processes go in step."""
+def fed(here, every, layout=None, dataset_row=row, epochs=1, steps=1):
+    """How many batches this process got, and the error that ended its feed; all processes go in step.
+
+    Without a `layout`, two processes supply the same rows.
+    """
+    layout = layout or ("model" if jax.process_count() == 4 else "model_across")
     dataset = grain.MapDataset.range(ROWS).map(dataset_row)
     sharding = sharding_of(layout, here.devices)
     reading = feedline.Reading(threads=0, check_replicas_every=every)
@@ -37,14 +41,14 @@ def fed(here, layout, every, dataset_row=row, epochs=1, steps=1):
             return PerProcess((feed.get_state()["step"], error.process, str(error)))
 
 
-@case()
-def checked(here):
-    return fed(here, "model" if jax.process_count() == 4 else "model_across", every=1)
+@case(["1", "5"])
+def checked(here, steps):
+    return fed(here, every=1, steps=int(steps))
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
 def test_the_error_names_the_other_replica_the_leaf_and_the_rows(outcome, topology):
-    found = outcome(topology, checked)
+    found = outcome(topology, checked, "1")
     pair, rest = found[:2], found[2:]
     assert all(one == (ROWS // SIZE, None, None) for one in rest)
     failed = [(process, one) for process, one in enumerate(pair) if one[2] is not None]
@@ -56,46 +60,38 @@ def test_the_error_names_the_other_replica_the_leaf_and_the_rows(outcome, topolo
         assert "of the batch that ends at epoch 0, position 64. " in told
 
 
-@case()
-def checked_calls(here):
-    return fed(here, "model" if jax.process_count() == 4 else "model_across", every=1, steps=5)
-
-
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
 def test_the_error_names_the_batch_among_those_of_a_call(outcome, topology):
-    told = [told for _, _, told in outcome(topology, checked_calls) if told is not None]
+    told = [told for _, _, told in outcome(topology, checked, "5") if told is not None]
     assert told
     for each in told:
         assert "first among batches 3 to 3 of the call that ends at epoch 0, position 80. " in each
 
 
-@case()
-def between_checks(here):
-    return fed(here, "model" if jax.process_count() == 4 else "model_across", every=3)
+UNCHECKED = {
+    "between_checks": {"every": 3},
+    "off": {"every": 0},
+    "without_replicas": {"every": 1, "layout": "data"},
+}
 
 
-@case()
-def off(here):
-    return fed(here, "model" if jax.process_count() == 4 else "model_across", every=0)
-
-
-@case()
-def without_replicas(here):
-    return fed(here, "data", every=1)
+@case(UNCHECKED)
+def not_checked(here, why):
+    return fed(here, **UNCHECKED[why])
 
 
 @pytest.mark.parametrize("topology", TWO_OR_FOUR, ids=str)
-@pytest.mark.parametrize("unchecked", [between_checks, off, without_replicas], ids=lambda f: f.__name__)
-def test_batches_that_are_not_checked_are_delivered(outcome, topology, unchecked):
+@pytest.mark.parametrize("why", UNCHECKED)
+def test_batches_that_are_not_checked_are_delivered(outcome, topology, why):
     """Batch 3 is the fourth batch; the third and the sixth are checked."""
-    assert outcome(topology, unchecked) == [(ROWS // SIZE, None, None)] * topology.processes
+    assert outcome(topology, not_checked, why) == [(ROWS // SIZE, None, None)] * topology.processes
 
 
 @case()
 def agreeing(here):
     """More checks of equal rows than are kept, while one process is far ahead."""
     same = lambda i: {"x": np.arange(3, dtype=np.float32) + i}  # noqa: E731
-    return fed(here, "model" if jax.process_count() == 4 else "model_across", 1, same, epochs=4)
+    return fed(here, every=1, dataset_row=same, epochs=4)
 
 
 @pytest.mark.parametrize("topology", TWO_OR_FOUR, ids=str)

@@ -6,11 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-import feedline
-
 from .cases import case
 from .launch import ALONE, TOPOLOGIES
-from .layouts import sharding_of
 from .sources import SOURCES, batches
 from .values import assert_same
 
@@ -24,12 +21,7 @@ STEPS = 3
 def a_leg(here, source):
     """A few batches from where the topology before this one stopped, with another batch size."""
     before = here.before()
-    with feedline.Feed(
-        **SOURCES[source].arguments(here.folder),
-        batch_size=8 * jax.process_count(),
-        sharding=sharding_of("permuted", here.devices),
-        remainder="wrap",
-    ) as feed:
+    with SOURCES[source].feed(here, "permuted", 8 * jax.process_count(), remainder="wrap") as feed:
         if before is not None:
             feed.set_state(json.loads(before["state"]))
         delivered = [batch for _, batch in zip(range(STEPS), feed, strict=False)]

@@ -4,11 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-import feedline
-
 from .cases import case
 from .launch import ALONE, TOPOLOGIES
-from .layouts import LAYOUTS, sharding_of
+from .layouts import LAYOUTS
 from .sources import SOURCES, batches
 from .values import assert_same
 
@@ -31,13 +29,7 @@ def one_of_three(layout, source, remainder):
 @case(LAYOUTS, SOURCES, REMAINDERS, on=one_of_three)
 def a_pass(here, layout, source, remainder):
     """All batches of a pass, the states before and after each, and the rows that `rows_of` returns for each."""
-    with feedline.Feed(
-        **SOURCES[source].arguments(here.folder),
-        batch_size=SIZE,
-        sharding=sharding_of(layout, here.devices),
-        epochs=EPOCHS,
-        remainder=remainder,
-    ) as feed:
+    with SOURCES[source].feed(here, layout, SIZE, epochs=EPOCHS, remainder=remainder) as feed:
         delivered, states = [], [feed.get_state()]
         for batch in feed:
             assert form_of(batch) == form_of(feed.spec)
@@ -80,13 +72,7 @@ def test_rows_of_a_state_are_the_rows_of_the_next_batch(outcome, source, remaind
 @case(LAYOUTS, REMAINDERS, on=lambda layout, remainder: one_of_three(layout, "npy", remainder))
 def three_steps_a_call(here, layout, remainder):
     """Batches that are delivered three at once, and the state after them."""
-    with feedline.Feed(
-        **SOURCES["npy"].arguments(here.folder),
-        batch_size=SIZE,
-        sharding=sharding_of(layout, here.devices),
-        remainder=remainder,
-        steps_per_call=3,
-    ) as feed:
+    with SOURCES["npy"].feed(here, layout, SIZE, remainder=remainder, steps_per_call=3) as feed:
         delivered = [next(feed) for _ in range(2)]
         assert form_of(delivered[0]) == form_of(feed.spec)
         return {"batches": delivered, "state": feed.get_state()}

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import programs
 import pytest
-from launched import FEEDLINE, PATIENCE_S
+from launched import FEEDLINE, LAUNCH, PATIENCE_S, launched
 
 pytestmark = pytest.mark.slow
 
 ENDLESS = 1_000_000_000
-LAUNCH = [*FEEDLINE, "launch", "--processes", "2", "--cpu", "--devices-per-process", "2", "--"]
 TRAIN = [*FEEDLINE, "train", "--layers", "1", "--width", "16"]
 EXAMPLE = [sys.executable, str(Path(__file__).parents[2] / "examples" / "preemption.py")]
 ENDS = [(signal.SIGTERM, 143, "SIGTERM", "terminated"), (signal.SIGINT, 130, "Ctrl-C", "interrupted")]
@@ -34,12 +33,6 @@ def _compiled_once(tmp_path_factory):
 def trained(folder, steps):
     options = ["--checkpoint-dir", folder, "--steps", steps, "--save-every", ENDLESS, "--json"]
     return [*TRAIN, *map(str, options)]
-
-
-def run(*command):
-    done = programs.run([*LAUNCH, *command], capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stderr
-    return done
 
 
 def ended_by(number, command, ready):
@@ -67,7 +60,7 @@ def test_all_processes_save_the_same_step_and_training_resumes_exactly(tmp_path,
         assert step > before
         assert str(step) in [path.name for path in (tmp_path / "a").iterdir()]
         before = step
-    resumed, whole = (run(*trained(tmp_path / folder, step + 5)) for folder in ("a", "b"))
+    resumed, whole = (launched(*trained(tmp_path / folder, step + 5)) for folder in ("a", "b"))
     results = [
         json.loads(line.removeprefix("[0] "))
         for done in (resumed, whole)
@@ -94,7 +87,7 @@ def test_a_signal_to_one_process_ends_the_loop_of_all(tmp_path, measured):
     measured("SIGTERM to one process of several", time.monotonic() - began)
     assert launcher.returncode == 143, err
     (step,) = re.findall(r"\[0\] stopped after step (\d+)", out)
-    results = [run(*EXAMPLE, str(tmp_path / name), str(int(step) + 5)).stdout for name in ("a", "b")]
+    results = [launched(*EXAMPLE, str(tmp_path / name), str(int(step) + 5)).stdout for name in ("a", "b")]
     ends = [re.findall(r"\[0\] (ended after .*)", result) for result in results]
     assert ends[0] == ends[1]
     assert ends[0][0].startswith(f"ended after step {int(step) + 5}, ")

@@ -10,7 +10,6 @@ from feedline._src.options import Settings
 
 from .cases import case
 from .launch import TOPOLOGIES
-from .layouts import sharding_of
 from .sources import SOURCES, batches
 from .values import PerProcess, assert_same
 
@@ -25,15 +24,8 @@ def changed(here, layout):
     """Batches and states of a pass; and after which steps this process changed its settings."""
     draw, changes, delivered, states = random.Random(jax.process_index()), [], [], []
     reading = feedline.Reading(threads="auto", buffer="auto", check_replicas_every=jax.process_count() - 1)
-    with feedline.Feed(
-        **SOURCES["memory"].arguments(here.folder),
-        batch_size=SIZE,
-        sharding=sharding_of(layout, here.devices),
-        epochs=EPOCHS,
-        remainder="wrap",
-        reading=reading,
-        prefetch="auto",
-    ) as feed:
+    options = {"epochs": EPOCHS, "remainder": "wrap", "reading": reading, "prefetch": "auto"}
+    with SOURCES["memory"].feed(here, layout, SIZE, **options) as feed:
         for batch in feed:
             delivered.append(batch)
             states.append(feed.get_state())

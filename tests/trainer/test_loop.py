@@ -1,5 +1,7 @@
 """The loop: what it counts, how far it runs ahead, what it reports."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -53,11 +55,6 @@ def batches_of(clock, count, rows=10, seconds=0.0):
     return (clock.passes(seconds, {"label": np.zeros(rows)}) for _ in range(count))
 
 
-class State:
-    def __init__(self, step):
-        self.step = step
-
-
 def program_of(clock, seconds=0.0, seen=None, losses=None):
     """A program whose step k has the k-th of these losses; else 10, 9, …"""
 
@@ -65,13 +62,15 @@ def program_of(clock, seconds=0.0, seen=None, losses=None):
         after = Metrics(10.0 - state.step if losses is None else losses[state.step], clock, seconds)
         if seen is not None:
             seen.append(after)
-        return State(state.step + 1), after
+        return SimpleNamespace(step=state.step + 1), after
 
     return Program(None, ("loss",), None, step, None, None)
 
 
 def test_time_counts_from_the_end_of_the_first_step(clock):
-    state, progress = train(program_of(clock, seconds=2.0), State(0), batches_of(clock, 5, seconds=3.0))
+    state, progress = train(
+        program_of(clock, seconds=2.0), SimpleNamespace(step=0), batches_of(clock, 5, seconds=3.0)
+    )
     assert state.step == 5
     assert progress == Progress(5, {"loss": 6.0}, 0, rows=50, elapsed_s=20.0, elapsed_rows=40, wait_s=12.0)
     assert progress.rows_per_s == 2.0
@@ -86,7 +85,7 @@ def test_at_most_two_steps_run_while_a_batch_is_asked_for(clock):
             running.append(sum(not step.done for step in steps))
             yield {"label": np.zeros(10)}
 
-    train(program_of(clock, seen=steps), State(0), batches())
+    train(program_of(clock, seen=steps), SimpleNamespace(step=0), batches())
     assert running == [0, 0, 1, 2, 2, 2]  # the first step is waited for: it compiles
     assert all(step.done for step in steps)
 
@@ -96,7 +95,7 @@ def test_saves_between_two_reports_fetch_the_metrics_of_each_step_once(clock, mo
     steps, fetched = [], []
     monkeypatch.setattr(jax, "device_get", lambda arrays: [fetched.append(array) or array for array in arrays])
     loop = Loop(program_of(clock, seen=steps, losses=range(100)), 0, report_every=100)
-    for state in loop.steps(State(0), batches_of(clock, 100)):
+    for state in loop.steps(SimpleNamespace(step=0), batches_of(clock, 100)):
         if state.step % 10 == 0:
             loop.check(None)
     assert loop.end().loss == 99
