@@ -7,7 +7,6 @@ import os
 import pickle
 import struct
 import sys
-import tarfile
 import zlib
 from pathlib import Path
 
@@ -23,6 +22,7 @@ import pytest
 from launched import launched
 from PIL import Image
 from rows_read import read_rows
+from tar_files import write_tar
 
 import feedline
 from feedline._src.files.cache import Cache
@@ -167,21 +167,13 @@ def test_no_pickle_in_a_file_is_loaded(audited, payload, tmp_path, name, write, 
     assert not (tmp_path / "ran").exists()
 
 
-def tar_of(path, members):
-    with tarfile.open(path, "w") as archive:
-        for name, data in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-
-
 def cached(folder, key, size):
     stored = RemoteObject(Url("s3://bucket", key), Version(size, "tag/../.."), 1.0)
     return CachedRange(Cache(str(folder), 1 << 20), stored, 0, size)
 
 
 def test_no_pickle_in_an_index_a_cache_lanes_or_a_state_is_loaded(audited, payload, tmp_path):
-    tar_of(tmp_path / "x.tar", {"0.x": b"a", "1.x": b"b"})
+    write_tar(tmp_path / "x.tar", [("0.x", b"a"), ("1.x", b"b")])
     index = tmp_path / ".x.tar.feedline-index"
     index.write_bytes(payload)
     assert open_and_read(tmp_path / "x.tar") == [{"x": b"a"}, {"x": b"b"}]
@@ -311,7 +303,7 @@ def files_below(folder):
 def test_an_index_is_not_written_through_a_link(tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("mine")
-    tar_of(tmp_path / "x.tar", {"0.x": b"a"})
+    write_tar(tmp_path / "x.tar", [("0.x", b"a")])
     (tmp_path / ".x.tar.feedline-index").symlink_to(victim)
     open_and_read(tmp_path / "x.tar")
     assert victim.read_text() == "mine"
@@ -319,7 +311,7 @@ def test_an_index_is_not_written_through_a_link(tmp_path):
 
 
 def test_an_index_with_right_checksums_cannot_name_bytes_outside_of_its_file(tmp_path):
-    tar_of(tmp_path / "x.tar", {"0.x": b"a", "1.x": b"b"})
+    write_tar(tmp_path / "x.tar", [("0.x", b"a"), ("1.x", b"b")])
     open_and_read(tmp_path / "x.tar")
     index = tmp_path / ".x.tar.feedline-index"
     line, _, payload = index.read_bytes().partition(b"\n")

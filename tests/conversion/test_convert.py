@@ -2,10 +2,8 @@
 
 import errno
 import fcntl
-import io
 import os
 import shutil
-import tarfile
 from pathlib import Path
 
 import h5py
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 from counted import ROWS, Counted, expected, files_of
 from rows_read import read_rows
+from tar_files import write_tar
 
 import feedline
 from feedline._src.tools.convert import formats
@@ -107,13 +106,10 @@ def records(kind):
     random = np.random.default_rng(2)
     data = [random.bytes(length) for length in (0, 5, 300, 7, 1)]
     if kind == "tar":
-        with tarfile.open("rows.tar", "w") as tar:
-            for i, each in enumerate(data):
-                for suffix, value in (("jpg", each), ("txt", b"%d" % i)):
-                    member = tarfile.TarInfo(f"{i:03}.{suffix}")
-                    member.size = len(value)
-                    tar.addfile(member, io.BytesIO(value))
-        return "rows.tar"
+        members = []
+        for i, each in enumerate(data):
+            members += [(f"{i:03}.jpg", each), (f"{i:03}.txt", b"%d" % i)]
+        return write_tar("rows.tar", members)
     for i, each in enumerate(data):
         path = Path("rows", f"{'dog' if i > 2 else 'cat'}/" if kind == "classes" else "", f"{i}.bin")
         path.parent.mkdir(parents=True, exist_ok=True)

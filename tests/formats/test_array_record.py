@@ -3,18 +3,11 @@
 import jax
 import numpy as np
 import pytest
-from array_record.python.array_record_module import ArrayRecordWriter
+from written_formats import write_records
 
 import feedline
 
 RECORD = np.dtype([("image", np.uint8, (4, 3)), ("label", "<i4")])
-
-
-def _write(path, records, options="group_size:1"):
-    writer = ArrayRecordWriter(str(path), options)
-    for record in records:
-        writer.write(record)
-    writer.close()
 
 
 def _records(count, seed=0):
@@ -26,7 +19,7 @@ def _records(count, seed=0):
 
 def test_groups_of_records_read_the_same_and_warn(tmp_path, is_source_of):
     records = _records(500)
-    _write(tmp_path / "x.array_record", [record.tobytes() for record in records], "group_size:64")
+    write_records(tmp_path / "x.array_record", [record.tobytes() for record in records], "group_size:64")
     with pytest.warns(UserWarning, match=r"x\.array_record was written in groups of 64 .* 'group_size:1'") as told:
         source = feedline.open_source(tmp_path / "x.array_record", dtype=RECORD)
     assert told[0].filename == __file__
@@ -36,8 +29,8 @@ def test_groups_of_records_read_the_same_and_warn(tmp_path, is_source_of):
 
 def test_a_record_of_another_size_is_named(tmp_path):
     records = [record.tobytes() for record in _records(50)]
-    _write(tmp_path / "a.array_record", records)
-    _write(tmp_path / "b.array_record", [*records[:7], b"short", *records[8:]])
+    write_records(tmp_path / "a.array_record", records)
+    write_records(tmp_path / "b.array_record", [*records[:7], b"short", *records[8:]])
     source = feedline.open_source(tmp_path / "?.array_record", dtype=RECORD)
     out = {"image": np.empty((100, 4, 3), np.uint8), "label": np.empty(100, np.int32)}
     with pytest.raises(feedline.RowError, match=r"16 bytes of dtype .*, but a record has 5 bytes") as error:
@@ -46,7 +39,7 @@ def test_a_record_of_another_size_is_named(tmp_path):
 
 
 def test_closing_a_source_does_not_disturb_a_read_of_another_thread(tmp_path):
-    _write(tmp_path / "x.array_record", [b"abc", b"de"])
+    write_records(tmp_path / "x.array_record", [b"abc", b"de"])
     source = feedline.open_source(tmp_path / "x.array_record")
     assert source[0] == b"abc"
     reader = source._tables[0].close.__self__._opened[1]  # as another thread has it
@@ -57,14 +50,14 @@ def test_closing_a_source_does_not_disturb_a_read_of_another_thread(tmp_path):
 
 def test_what_is_refused(tmp_path):
     path = tmp_path / "x.array_record"
-    _write(path, [record.tobytes() for record in _records(2000)])
+    write_records(path, [record.tobytes() for record in _records(2000)])
     (tmp_path / "cut.array_record").write_bytes(path.read_bytes()[:-70_000])
     with pytest.raises(ValueError, match=r"cut\.array_record cannot be read as an ArrayRecord file"):
         feedline.open_source(tmp_path / "cut.array_record", dtype=RECORD)
-    _write(tmp_path / "none.array_record", [])
+    write_records(tmp_path / "none.array_record", [])
     with pytest.raises(ValueError, match=r"at least one row, got .*none\.array_record with none"):
         feedline.open_source(tmp_path / "none.array_record", dtype=RECORD)
-    _write(path, [b"abcd"])
+    write_records(path, [b"abcd"])
     with pytest.raises(ValueError, match=r"give open_source dtype=.*x\.array_record"):
         feedline.open_source(path, columns=["x"])
     with pytest.raises(TypeError, match=r"are bytes; .*decoded.*, or if all records have one size, give .* dtype"):

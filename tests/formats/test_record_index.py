@@ -3,7 +3,6 @@
 import json
 import os
 import stat
-import tarfile
 import threading
 import zlib
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from background import at_once
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tar_files import write_tar
 from tfrecords import encoded
 
 import feedline
@@ -94,9 +94,7 @@ def test_a_stale_index_is_made_again(path, scans, preserved):
 
 
 def test_an_index_with_another_header_is_not_used(path):
-    tar = path.with_name("x.tar")
-    with tarfile.open(tar, "w") as archive:
-        archive.addfile(tarfile.TarInfo("1.jpg"))
+    tar = write_tar(path.with_name("x.tar"), [("1.jpg", b"")])
     for file, records in ((path, RECORDS), (tar, [{"jpg": b""}])):
         assert read(file) == records
         whole = index_of(file).read_bytes()

@@ -1,12 +1,12 @@
 """Tar archives: what WebDataset writes is read as it reads it; what is no archive of records is refused."""
 
 import gzip
-import io
 import os
 import tarfile
 
 import numpy as np
 import pytest
+from tar_files import write_tar
 from webdataset import TarWriter, tariterators
 
 import feedline
@@ -16,19 +16,6 @@ SAMPLES = [
     for i in range(5)
 ]
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
-
-
-def archive(path, members, form=tarfile.PAX_FORMAT):
-    """A tar file of (name, content), or of TarInfos."""
-    with tarfile.open(path, "w", format=form) as file:
-        for member in members:
-            if isinstance(member, tarfile.TarInfo):
-                file.addfile(member)
-                continue
-            info = tarfile.TarInfo(member[0])
-            info.size = len(member[1])
-            file.addfile(info, io.BytesIO(member[1]))
-    return path
 
 
 def test_records_are_those_of_webdataset(tmp_path):
@@ -55,7 +42,7 @@ def test_what_is_no_part_of_a_record_is_left_out(tmp_path, form):
         folder, ("README", b"no"), ("._1.jpg", b"mac"), ("__meta__/info.json", b"{}"), (f"{long}1.JPG", b"one"),
         (f"{long}1.txt", b"1"), (f"{long}2.txt", b"2"), (f"{long}2.jpg", b"two"),
     ]  # fmt: skip
-    source = feedline.open_source(archive(tmp_path / "x.tar", members, form))
+    source = feedline.open_source(write_tar(tmp_path / "x.tar", members, form))
     assert [source[0], source[1]] == [{"jpg": b"one", "txt": b"1"}, {"jpg": b"two", "txt": b"2"}]
 
 
@@ -82,15 +69,15 @@ def link(name, kind):
 )
 def test_archives_that_are_no_records(tmp_path, members, message):
     with pytest.raises(ValueError, match=message):
-        feedline.open_source(archive(tmp_path / "x.tar", members))
+        feedline.open_source(write_tar(tmp_path / "x.tar", members))
 
 
 def test_files_with_different_fields_are_refused(tmp_path):
-    archive(tmp_path / "1.tar", [("1.jpg", b"")])
-    archive(tmp_path / "2.tar", [("2.png", b"")])
+    write_tar(tmp_path / "1.tar", [("1.jpg", b"")])
+    write_tar(tmp_path / "2.tar", [("2.png", b"")])
     with pytest.raises(ValueError, match=r"files must have the same fields, and .*2.tar has png, .*1.tar has jpg"):
         feedline.open_source(tmp_path / "*.tar")
-    archive(tmp_path / "2.tar", [])
+    write_tar(tmp_path / "2.tar", [])
     assert len(feedline.open_source(tmp_path / "*.tar")) == 1
 
 
@@ -110,7 +97,7 @@ MEMBERS = [("1.jpg", b"one" * 300), ("1.txt", b"1"), ("2.jpg", b"two"), ("2.txt"
     ],
 )
 def test_damaged_archives(tmp_path, damage, message):
-    path = archive(tmp_path / "x.tar", MEMBERS)
+    path = write_tar(tmp_path / "x.tar", MEMBERS)
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ValueError, match=message):
         feedline.open_source(path)

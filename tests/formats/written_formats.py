@@ -4,10 +4,8 @@ Every function is given a path, and which of the rows to write.
 """
 
 import dataclasses
-import io
 import json
 import struct
-import tarfile
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +18,7 @@ import pyarrow.parquet as pq
 import tensorstore
 import tfrecords
 from array_record.python.array_record_module import ArrayRecordWriter
+from tar_files import write_tar
 
 from feedline._src.formats.registry import formats
 
@@ -104,8 +103,8 @@ case("npy compressed archive", NUMBERS, npz(np.savez_compressed), suffix=".npz",
 case("raw", X, lambda path, rows: X[rows].tofile(path), options={"dtype": np.dtype((np.float32, (3,)))})
 
 
-def write_records(path, records):
-    writer = ArrayRecordWriter(str(path), "group_size:1")
+def write_records(path, records, options="group_size:1"):
+    writer = ArrayRecordWriter(str(path), options)
     for record in records:
         writer.write(record)
     writer.close()
@@ -168,16 +167,14 @@ case(
 case("tfrecord", TEXT, lambda path, rows: path.write_bytes(tfrecords.encoded(TEXT[rows])), has_checksums=True)
 
 
-def write_tar(path, rows):
-    with tarfile.open(path, "w") as archive:
-        for n, text in zip(N[rows], TEXT[rows], strict=True):
-            for name, data in ((f"{n:04}.n.txt", b"%d" % n), (f"{n:04}.text", text)):
-                info = tarfile.TarInfo(name)
-                info.size = len(data)
-                archive.addfile(info, io.BytesIO(data))
+def write_archive(path, rows):
+    members = []
+    for n, text in zip(N[rows], TEXT[rows], strict=True):
+        members += [(f"{n:04}.n.txt", b"%d" % n), (f"{n:04}.text", text)]
+    write_tar(path, members)
 
 
-case("tar", {"n.txt": [b"%d" % n for n in N], "text": TEXT}, write_tar)
+case("tar", {"n.txt": [b"%d" % n for n in N], "text": TEXT}, write_archive)
 
 
 def lines(columns):

@@ -8,7 +8,6 @@ import json
 import pickle
 import random
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +232,6 @@ def _dataset(path: Path) -> Any:
 @functools.cache
 def _server() -> Any:
     """A store in this process, until it ends."""
-    sys.path.append(str(Path(__file__).parent.parent))
     from store_server import serving
 
     context = serving()

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-sys.path.append(str(Path(__file__).parents[1] / "formats"))
+sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("", "formats"))
 
+from fuzz_seals import SEALS
 from written_formats import CASES, X, write_zarr
 
 
@@ -57,14 +58,7 @@ def _written(case: Any) -> tuple[str, Callable[[Path], Any]]:
 
 
 ALL_CASES = {**CASES, **{name: _zarr_case(*how) for name, how in ZARRS.items()}}
-RESEALED = {
-    "npy compressed archive resealed": "npy compressed archive",
-    "tar resealed": "tar",
-    "tfrecord resealed": "tfrecord",
-    "tfrecord index resealed": "tfrecord",
-    "tar index resealed": "tar",
-    "jsonl index resealed": "jsonl",
-}
+RESEALED = {kind: kind.removesuffix(" resealed").removesuffix(" index") for kind in SEALS}
 INDEXED = {"tfrecord index": "tfrecord", "tar index": "tar", "jsonl index": "jsonl"}
 OF_FORMATS = {
     **{name: name for name in ALL_CASES},

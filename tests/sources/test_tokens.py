@@ -67,15 +67,3 @@ def test_invalid_options_are_refused(tmp_path, options, error, match):
     np.arange(100, dtype=np.uint8).tofile(tmp_path / "x.bin")
     with pytest.raises(error, match=match):
         feedline.open_source(tmp_path / "x.bin", **options)
-
-
-def test_mixed_formats_and_missing_columns_are_refused(tmp_path):
-    np.save(tmp_path / "a.npy", np.zeros(3))
-    np.savez(tmp_path / "b.npz", x=np.zeros(3), y=np.zeros(3))
-    with pytest.raises(ValueError, match=r"must be of one format, got \.npy, \.npz"):
-        feedline.open_source(tmp_path / "*")
-    with pytest.raises(ValueError, match=r"some of x, y in .*b\.npz, got z"):
-        feedline.open_source(tmp_path / "b.npz", columns=["x", "z"])
-    with pytest.raises(ValueError, match=r"dtype is for \.array_record, .*\.bin"):
-        feedline.open_source(tmp_path / "a.npy", dtype=np.uint8)
-    assert list(feedline.open_source(tmp_path / "b.npz", columns=["y"]).spec) == ["y"]
