@@ -12,6 +12,11 @@ PATIENCE_S = 30
 
 def spawn(function):
     """A future of what `function` returns or raises on a thread that never holds up a failed test."""
+    return _started(function)[0]
+
+
+def _started(function):
+    """That future, and the thread."""
     future = Future()
 
     def run():
@@ -20,8 +25,9 @@ def spawn(function):
         except BaseException as error:  # noqa: BLE001  raised by the future
             future.set_exception(error)
 
-    threading.Thread(target=run, daemon=True).start()
-    return future
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return future, thread
 
 
 def at_once(function, arguments):
@@ -32,8 +38,11 @@ def at_once(function, arguments):
         together.wait(2 * PATIENCE_S)
         return function(argument)
 
-    running = [spawn(functools.partial(begin, argument)) for argument in arguments]
-    return [future.result(2 * PATIENCE_S) for future in running]
+    running = [_started(functools.partial(begin, argument)) for argument in arguments]
+    found = [future.result(2 * PATIENCE_S) for future, _ in running]
+    for _, thread in running:
+        thread.join(PATIENCE_S)  # until then it refers to what the function used
+    return found
 
 
 def arrived(event):
