@@ -17,6 +17,7 @@ import pytest
 from background import PATIENCE_S, arrived, is_collected, left_behind, spawn
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from row_sources import Numbered
 
 from feedline import Feed, FeedError, Order, Reading, RowError
 from feedline._src.loader.random_access import LocalBatches
@@ -34,20 +35,16 @@ CLOSED = "the feed is closed; to continue, build a new feed and call its set_sta
 ELSEWHERE = "an iterator of batches is for one thread at a time, and another thread is inside it"
 
 
-class Rows:
+class Rows(Numbered):
     """A row source whose reads of one row can be made to wait or to fail."""
 
     def __init__(self, *, row=ORDER[3][5]):
-        self.spec = {"row": jax.ShapeDtypeStruct((), np.int32)}
-        self.identity = {"kind": "test"}
+        super().__init__(N, row=np.int32())
         self.row = row
         self.errors = []
         self.gate, self.inside = threading.Event(), threading.Event()
         self.gate.set()
         self.threads = set()
-
-    def __len__(self):
-        return N
 
     def read(self, rows, out):
         self.threads.add(threading.current_thread().name)
@@ -56,10 +53,7 @@ class Rows:
             arrived(self.gate)
             if self.errors:
                 raise self.errors.pop()
-        out["row"][:] = rows
-
-    def close(self):
-        raise AssertionError("it is the user's to close")
+        super().read(rows, out)
 
 
 def feed_of(source, **options):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from background import PATIENCE_S
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from row_sources import Numbered
 
 import feedline
 
@@ -128,23 +129,16 @@ def test_a_move_that_does_not_suit_changes_nothing():
         feed.move(on(4))
 
 
-class Waits(feedline.RowSource):
+class Waits(Numbered):
     """Says when it is read."""
 
-    spec, identity = {"row": jax.ShapeDtypeStruct((), np.int32)}, {"kind": "waits"}
-
     def __init__(self):
+        super().__init__(48, row=np.int32())
         self.read_first = threading.Event()
 
-    def __len__(self):
-        return 48
-
     def read(self, rows, out):
-        out["row"][...] = rows
+        super().read(rows, out)
         self.read_first.set()
-
-    def close(self):
-        pass
 
 
 def test_a_feed_that_is_started_reads_before_its_first_next():

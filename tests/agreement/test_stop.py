@@ -15,10 +15,6 @@ from feedline._src.agreement import stop as module
 from feedline._src.agreement.stop import should_stop, stopping
 
 
-def python(program):
-    return programs.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_first_signal_is_caught_and_the_second_acts_as_before(number, capfd):
     seen = []
@@ -66,7 +62,7 @@ def test_a_signal_that_is_ignored_stays_ignored():
 
 
 def test_a_forked_child_ends_at_its_first_signal():
-    done = python(
+    program = (
         "import os, signal\n"
         "from feedline.cluster import should_stop\n"
         "should_stop(1)\n"
@@ -76,6 +72,7 @@ def test_a_forked_child_ends_at_its_first_signal():
         "    os._exit(0)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), should_stop(2))"
     )
+    done = programs.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "-15 False\n")
 
 

@@ -1,14 +1,11 @@
 """`feedline bench practices`: each practice is measured on and off, and the compiler sees the difference."""
 
-from pathlib import Path
-
 import pytest
 
 from feedline._src.tools.bench import practices
 from feedline._src.tools.bench.workload import Workload
 
 TINY = Workload(depth=4, width=32, inputs=16, outputs=4, rows=64)
-SHORT = Path(__file__).parent / "short_preset.py"
 PAIRS = practices.pairs(TINY)
 
 

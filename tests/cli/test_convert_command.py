@@ -1,6 +1,5 @@
 """`feedline convert`: what it prints, how it ends, and its page."""
 
-import re
 from pathlib import Path
 
 import jax
@@ -98,13 +97,3 @@ def test_control_c_keeps_finished_files(here, capsys):
     )
     names = sorted(path.name for path in Path("out.partial").iterdir())
     assert names == ["conversion.json", "rows-00000-of-00004.npy", "rows-00001-of-00004.npy"]
-
-
-def test_errors_are_one_line(capsys):
-    Path("out").mkdir()
-    Path("out", "x").touch()
-    assert main(["convert", "rows.npz", "out"]) == 2
-    assert re.fullmatch(
-        "feedline: out must be a new folder, .* Choose another destination, or delete this folder\n",
-        capsys.readouterr().err,
-    )

@@ -198,7 +198,7 @@ def test_destinations_that_hold_something_else():
         converted("rows.npy")
     Path("taken").mkdir()
     Path("taken", "notes.txt").touch()
-    with pytest.raises(ValueError, match=r"taken must be a new folder, or .*conversion.json cannot be read"):
+    with pytest.raises(ValueError, match=r"taken must be a new folder, or .*cannot be read.*, or delete this"):
         converted("rows.npy", "taken")
     assert files_of("taken").keys() == {"notes.txt"}
 

@@ -4,13 +4,13 @@ These are real runs. tests/agreement/test_in_step.py has every case of the compa
 process.
 """
 
-import os
 import re
 import sys
 from pathlib import Path
 
 import programs
 import pytest
+from launched import FEEDLINE
 
 pytestmark = pytest.mark.slow
 
@@ -21,15 +21,9 @@ AT_STEP = r"the processes are out of step: at step {} of training, the feed of p
 
 def run(*arguments):
     """Exit code and output of the two processes."""
-    command = [sys.executable, "-m", "feedline", "launch", "--processes", "2", "--cpu", "--"]
-    environ = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
-    done = programs.run(
-        [*command, sys.executable, str(PROGRAM), *arguments],
-        timeout=120,
-        capture_output=True,
-        text=True,
-        env=environ,
-    )
+    command = [*FEEDLINE, "launch", "--processes", "2", "--cpu", "--devices-per-process", "1", "--"]
+    command += [sys.executable, str(PROGRAM), *arguments]
+    done = programs.run(command, timeout=120, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 
 
