@@ -68,9 +68,10 @@ class Feed(FeedBase):
       steps_per_call: K. If K > 1, `next` returns K batches at once, for K training steps in one `lax.scan`: leaves
         [K, B, ...], whose second axis is sharded like a batch's first axis. In a state, one call counts as K
         steps. K must divide the number of batches in a pass. Not for streams, and not with workers.
-      with_place: add the leaf `place`, int32[batch_size], sharded like the batch axis: one number for all rows of
-        a batch, derived from its place in the data. In a step, ``batch["place"].max() != batch["place"].min()``
-        means that processes are out of step. The batch must be a dict.
+      with_place: add the leaf `place`, int32[batch_size], sharded like the batch axis. Each process fills its
+        rows of a batch with one number, derived from the batch's place in the data. So in a step,
+        ``batch["place"].max() != batch["place"].min()`` means that processes are out of step. The batch must be a
+        dict.
       name: of the feed, such as "train". If processes build feeds of different names at the same time, all raise
         an error. None: feeds are matched only by the order in which they are built.
 
@@ -80,8 +81,8 @@ class Feed(FeedBase):
     Raises:
       ValueError, TypeError: an argument is wrong; the message says which change would work.
       FileNotFoundError: there is no such file.
-      ProcessError: on a mesh of several processes, which must all build the feed: one of them built a different
-        feed, failed, or did not arrive.
+      ProcessError: another process of the mesh built a different feed, failed, or did not arrive. All processes
+        of a mesh must build the feed.
 
     Example:
       >>> import jax, numpy as np
@@ -228,7 +229,7 @@ class Feed(FeedBase):
         """The next item, and its pipeline: the present one, or one that starts after the last batch delivered.
 
         `_run` is None until the item is delivered. So after one or more interrupts, the next call starts another
-        pipeline, because the interrupted one may not have been started, or may have lost an item.
+        pipeline: the interrupted one may not have been started, or may have lost an item.
         """
         try:
             run, self._run = self._run, None
@@ -241,7 +242,7 @@ class Feed(FeedBase):
         except Closed:
             raise failure() or ValueError(_AT_EXIT if exits() and not self._closed else CLOSED) from None
         except Exception as error:
-            # if tuning chose the workers, threads replace them, and raise the error again if the data is bad
+            # if tuning chose the workers, go on with threads; if the data is bad, they raise the error again
             if isinstance(error, ProcessError) or (start := self._listener.give_up_workers(error)) is None:
                 raise
             self._tune(start)
@@ -279,7 +280,7 @@ class Feed(FeedBase):
         """
         if self._is_forked():
             return  # all that could be closed belongs to the parent process
-        # no comparison after an exception, or while another thread is in `next`: an error says more than counts
+        # do not compare numbers of batches after an exception, which says more, or while a thread is in `next`
         compares = not self._closed and not self._single_thread.occupied and sys.exc_info()[0] is None
         self._closed = True
         stuck = self._stop(min(timeout_s, threading.TIMEOUT_MAX))
@@ -292,7 +293,7 @@ class Feed(FeedBase):
                 )
         elif not self._released:
             self._released = True
-            self._running.access.buffers.staging.close()  # after a move, it is none of `_sizes`
+            self._running.access.buffers.staging.close()  # after a move, `_sizes` may not have it
             self._sizes.close()
         in_step = self._stages.in_step
         if compares and in_step is not None and failure() is None and (found := in_step.closed()):

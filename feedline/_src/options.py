@@ -117,8 +117,8 @@ class Limits:
         may use (the smaller of the machine's and its control group's), divided by the processes of the run on its
         host.
       device_bytes: memory of each device for batches. None: a tenth of its memory, where JAX reports that.
-      cores: how many cores reading threads or workers may keep busy. None: the cores that this process may use,
-        divided by the processes that share them.
+      cores: how many cores the reading threads or the workers may keep busy. None: the cores that this process may
+        use, divided by the processes that share them.
 
     Example:
       >>> Reading(threads="auto", buffer="auto", limits=Limits(host_bytes=2 << 30, cores=4)).limits.cores
@@ -156,8 +156,8 @@ class Reading:
         row's, or that holds a number which does not fit JAX's dtype. "raise": raise a `RowError` with the row, its
         file, epoch and position. "substitute": replace it by another row, which is chosen by seed, epoch and
         position; a stream uses its first item. "mask": the same, and the boolean leaf `valid` is False for that
-        row; the leaf is added whatever `remainder` is, and the batch must be a dict without a key `valid`. Other
-        rows never move.
+        row; the leaf is added whatever the feed's `remainder` is, and the batch must be a dict without a key
+        `valid`. Other rows never move.
       bad_rows_budget: how many bad rows may be replaced before `next` raises a `RowError`: an integer is a count,
         a fraction is a share of the delivered rows, rounded up. Both count only rows that this process supplied
         since the feed was built. A row counts once, however often it is delivered.

@@ -28,9 +28,9 @@ def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0, 
     nothing is initialised. A second call does nothing. If the processes were started in any other way (TPU pods,
     other MPIs), call `jax.distributed.initialize` first; this function then only starts the monitor.
 
-    The GPUs of a host are divided among its processes; CPU devices are not. If only some of its memory nodes
-    (NUMA) have GPUs of this process, the process is bound to the processors of these nodes, as far as the launcher
-    or a control group allows. Threads and workers that it starts later inherit the binding.
+    The GPUs of a host are divided among its processes; CPU devices are not. If only some of the host's memory
+    nodes (NUMA) have GPUs of this process, the process is bound to the processors of these nodes, as far as the
+    launcher or a control group allows. Threads and workers that it starts later inherit the binding.
 
     The monitor ends this process once another process has failed: by an uncaught exception, by
     `feedline.cluster.abort` (call it before `sys.exit`), or because it was killed. Code that waits inside
@@ -38,9 +38,9 @@ def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0, 
 
     Args:
       timeout_s: how long to wait for the others.
-      abort_after_s: seconds from the failure of one process to the end of the others, in which they may finish
-        what they can without it. If a process is killed, only its missing heartbeats show this, so the others
-        end 5 s later than after an exception. None: no monitor, and jax's heartbeat timeout (100 s).
+      abort_after_s: how many seconds after the failure of a process the others end; until then, they may finish
+        what does not need the failed one. If a process is killed, only its missing heartbeats show this, so the
+        others end 5 s later than after an exception. None: no monitor, and jax's heartbeat timeout (100 s).
       bind: False: do not bind the process to processors.
 
     Raises:
@@ -68,7 +68,8 @@ def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0, 
             num_processes=info.processes,
             process_id=info.process,
             local_device_ids=info.local_devices,
-            # Otherwise jax would detect the cluster itself, and use one GPU per process even on a host with more.
+            # Otherwise jax would detect the cluster itself, and use one GPU per process, even on a host that has
+            # more GPUs than processes.
             cluster_detection_method="deactivate",
             initialization_timeout=max(_JAX_AT_LEAST_S, round(deadline - time.monotonic())),
             # By default, the coordinator listens on every address of the host.

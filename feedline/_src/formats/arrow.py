@@ -1,4 +1,4 @@
-"""Arrow IPC (Feather) files and streams; also, for every format that pyarrow reads, columns as NumPy rows.
+"""Arrow IPC (Feather) files and streams; also converts columns to NumPy arrays for all formats that pyarrow reads.
 
 Uncompressed files on a local disk are mapped. From other files, pyarrow decodes one record batch at a time.
 """
@@ -161,7 +161,7 @@ def readable(file: File, sequential: bool = False) -> Iterator[Any]:
     """The `pyarrow.NativeFile` of a file. Arguments are those of `File.open`."""
     if not file.in_store:
         file.check()
-        # no PythonFile: Arrow's threads need the GIL to free it, which aborts a process that ends meanwhile
+        # not a PythonFile: Arrow's threads may free it, and taking the GIL for that aborts a process that ends
         with pyarrow.OSFile(file.place) as opened:
             yield opened
         return
@@ -198,7 +198,7 @@ def _mapped(file: File, spec: dict[str, Leaf], is_stream: bool) -> Grouped | Non
         batches.append({name: column_of(batch.column(name)) for name in names})
 
     def in_file(values: Array) -> FileArray | Array:
-        """The array in the file. Booleans were unpacked from bits, so they stay in memory."""
+        """Views of the mapped file, as a `FileArray`; others, such as booleans unpacked from bits, unchanged."""
         offset = values.ctypes.data - memory.address
         return FileArray.of(file, values.dtype, values.shape, offset) if 0 <= offset < memory.size else values
 

@@ -1,6 +1,6 @@
 """How a format describes the rows of a file, independently of where files lie, of caches and of versions.
 
-Each way to read has its own description: a list of trees of `FileArray`s (mapped), or a `Grouped`.
+A format describes a file as a list of trees of `FileArray`s (mapped), or as a `Grouped`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Mask = npt.NDArray[np.bool_]
 Leaf = jax.ShapeDtypeStruct | str
 """Shape and dtype of a leaf in one row; "bytes" for a leaf of bytes or text of any length."""
 _MAX_NAMES_SHOWN = 20
-_BYTES_PER_GROUP = 100  # memory per group for the tables of a source that find groups by rows, copies included
+_BYTES_PER_GROUP = 100  # of the arrays in which a source finds the group of a row, temporary copies included
 
 
 # --- mapped ---
@@ -166,17 +166,17 @@ class Grouped:
     Attributes:
       spec: tree of `Leaf`.
       lengths: for each leaf, the number of rows in each of its groups.
-      read: (leaf, group) → the rows of a group. They are cached, so they must have memory of their own.
+      read: (leaf, group) → the rows of a group. They need memory of their own, for the cache, unless `in_place`.
       read_rows: (leaves, ascending rows) → the values of each leaf, a list or an array. Replaces `read`.
       row_extents: (rows) → offsets and lengths of the bytes that `read_rows` reads, to fetch them ahead.
       in_place: whether `read` returns views of a mapped file or of this object's memory. They are not cached.
       held_bytes: how much memory this object holds; the sum over all files must fit into cache_bytes.
       extents: (leaf, group) → offset and length of each range of the group's bytes, to fetch them ahead.
-      will_read: (leaf, groups, ahead) → whether fetching has begun. Replaces `extents`; see `Folder.will_read`.
+      will_read: (leaf, groups, ahead): starts fetching groups; False: too early. Replaces `extents`; see `Files`.
       nulls: {leaf: its number of nulls}, for the leaves whose number is known without reading rows.
       arrays: () → trees of `FileArray`s and arrays with the same rows. Used if all files of a source have it.
       are_dicts: True: a row with a single column of bytes is a dict, too. False: it is these bytes.
-      instead: how to get arrays without decoding. Ends the error message of a feed that was given rows with bytes.
+      instead: how to get arrays without decoding: the end of a feed's error message for rows with bytes.
       close: closes open files. A later read opens them again.
     """
 
@@ -270,7 +270,7 @@ def naming_file(path: str, form: str, remedy: str) -> Iterator[None]:
     except (FileNotFoundError, FeedError, ImportError):
         raise
     except Exception as error:
-        # an error of the disk, unless it is EINVAL: then the content made the library seek to before the start
+        # an errno comes from the disk, but EINVAL from damaged content: a seek to a negative offset
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise OSError(error.errno, f"{path} cannot be read: {error.strerror}", path) from error
         raise ValueError(

@@ -17,7 +17,7 @@ from feedline._src.rows.shards import Indices
 
 _HEADER = struct.Struct("<QI")  # the data's length, and a checksum of the length; the data and its checksum follow
 _CHECKSUM_BYTES = 4
-_READ_BYTES = 1 << 14  # many small records, but little compared with a large one, whose data is skipped
+_READ_BYTES = 1 << 14  # many small records; of a large record, whose data is skipped, little is read
 google_crc32c: Any = Library("google_crc32c", "tfrecord")
 
 

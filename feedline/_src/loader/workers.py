@@ -102,7 +102,7 @@ class WorkerBatches:
             return batch
 
     def stop_waiting(self) -> None:
-        """End the wait of a thread inside `next`, now or later: nobody wants its batch. Any thread may call it."""
+        """End a wait inside `next`, or one that begins later: nobody wants its batch. Any thread may call it."""
         with contextlib.suppress(OSError):
             self._waker.send_bytes(b"stop")
 
@@ -317,7 +317,7 @@ def _serve(to_parent: Connection, settings: JaxSettings, pickled: bytes) -> None
 def _made(batches: LocalBatches, number: int) -> tuple[HostBatch, int]:
     """A batch that has the forms of its leaves instead of the leaves, and the memory that holds the leaves."""
     batch = batches.read(number, 0)
-    assert batch is not None  # `read` returns None only while other parts are missing, and there are none
+    assert batch is not None  # `read` returns None while other parts of the batch are missing; here it is one part
     watch, thread = Stopwatch(), f"worker {os.getpid()}"
     memory = _in_memory(batch.leaves)
     copy_s, copy_cpu_s = watch.lap()

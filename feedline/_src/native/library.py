@@ -53,7 +53,7 @@ def implementation() -> str:
 
 
 class Bad(ctypes.Array[ctypes.c_int64]):
-    """What a C function reports besides its code: the bad position, row or span; the address of lost memory."""
+    """What a C function reports besides its code: [0] a bad position, row or span; [1] a lost address."""
 
     _type_, _length_ = ctypes.c_int64, 2
 
@@ -62,7 +62,7 @@ class Bad(ctypes.Array[ctypes.c_int64]):
 
         Raises:
           RowError: a mapped file was truncated, or its disk failed.
-          FeedError: no row was found in the lost memory.
+          FeedError: it is not known which row was lost, or the lost memory is the batch's own.
         """
         if code != _MEMORY_LOST:
             return

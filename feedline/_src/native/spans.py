@@ -26,7 +26,7 @@ class SpansStruct(ctypes.Structure):
 
 
 class Spans(NamedTuple):
-    """Stretches of values that lie side by side in rows, from the start of each row.
+    """Spans of consecutive values of a source. In a row, they are written one after the other, from its start.
 
     Attributes:
       row: int64[s], ascending: the row of each span, counted from 0.

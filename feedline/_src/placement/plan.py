@@ -259,7 +259,7 @@ def check_rank(sharding: jax.sharding.Sharding, shape: tuple[int, ...], name: st
 
 
 def check_multiples(shape: tuple[int, ...], shards: tuple[int, ...], which: str, name: str) -> None:
-    """Refuse a shape if the size of an axis is no multiple of its `shards`; the message names them by `which`."""
+    """Refuse a shape if an axis is no multiple of its `shards`. `which` follows "shards" in the message."""
     for axis, (size, count) in enumerate(zip(shape, shards, strict=True)):
         if size % count:
             below, above = size // count * count, -(-size // count) * count

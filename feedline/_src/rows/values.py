@@ -86,7 +86,7 @@ def is_in_memory(value: Any) -> bool:
 
 
 def is_batched(value: Any) -> bool:
-    """Whether it is a Grain dataset that ends with `batch()`; `to_iter_dataset` adds a step after the last one."""
+    """Whether it is a Grain dataset that ends with `batch()`, or with one step more, such as `to_iter_dataset`."""
     if not type(value).__module__.startswith("grain."):
         return False
     return any(type(step).__name__.startswith("Batch") for step in [value, *getattr(value, "parents", ())[:1]])

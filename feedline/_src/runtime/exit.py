@@ -64,8 +64,8 @@ def close_at_exit(pipeline: _Joinable, *, workers: bool = False, devices: bool =
 @functools.cache
 def _register() -> None:
     # atexit is too late: it runs after the threads of executors are joined, which a stuck read delays for ever.
-    # Hooks of threading run earlier, the newest first. The join is such a hook, older than this one: it was
-    # registered by concurrent.futures, which is imported above
+    # Hooks of threading run earlier, the newest first. So this one runs before the join, a hook that
+    # concurrent.futures registered when it was imported above
     threading._register_atexit(_close_all)  # type: ignore[attr-defined]
     os.register_at_fork(after_in_child=_open.clear)  # pipelines and workers belong to the parent
 

@@ -254,7 +254,7 @@ class _GroupedRows(Indexed):
 
     @property
     def will_read(self) -> WillRead | None:
-        """Fetches objects in a store ahead; None for local files."""
+        """Fetches what rows need from a store, before they are read; None for local files."""
         return self._fetch_ahead if self._files.in_store or self._tables[0].will_read is not None else None
 
     def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:

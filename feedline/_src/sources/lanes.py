@@ -88,8 +88,9 @@ def is_stream(source: Any) -> TypeGuard[Lanes | grain.IterDataset[Any]]:
 class FirstItem(Source):
     """A source for a stream. Its only row is the first item of the first lane that has an item.
 
-    The item gives the spec, and fills rows for which no item is left. It is read twice: its iterator is closed at
-    once, and each pipeline opens the lanes on its own thread, so that Grain's threads end with that pipeline.
+    The item gives the spec, and fills rows for which no item is left. Its iterator is closed at once, and
+    each pipeline opens the lanes again, on its own thread, so that Grain's threads end with that pipeline; this
+    reads the item twice.
 
     Raises:
       ValueError: no lane has an item.
@@ -155,7 +156,8 @@ def raised_by_user_code(stop: StopIteration) -> bool:
 
     A StopIteration is the end of a stream if it comes from `__next__` of an iterator, Grain's or the user's. It is
     an error if it comes from another function that Grain calls. Some of Grain's iterators catch it, and later
-    raise a StopIteration of their own. The first is then the cause of the second, or lost.
+    raise a StopIteration of their own. The first is then the `__cause__` of the second, or is lost: the
+    result is then False.
     """
     link: BaseException | None = stop
     while link is not None:

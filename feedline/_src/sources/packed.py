@@ -41,8 +41,8 @@ class Packed(DocumentSource):
         pieces of `length` tokens and a shorter one. "drop": they are left out.
       max_documents: the most documents in a row, with "best_fit"; None: any number.
       repack: whether, in each epoch, equally long documents change places, and with "best_fit" also the documents
-        inside each row. None: False if values lie in a store, so that documents are fetched before they are
-        needed; else True.
+        inside each row. None: True, unless values lie in a store: only documents that stay in their rows can be
+        fetched before they are needed.
       seed: the seed of these changes.
       dtype: the dtype of integer columns in the batch; None: the stored one. Other columns keep their dtype.
 

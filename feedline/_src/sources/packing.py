@@ -113,8 +113,8 @@ class BestFit:
         self._slot_of_run = _begins(self._each)
         tokens = documents.lengths[self._length_number[self._run]]  # of each slot
         self._tokens = np.add.reduceat(tokens, self._first_slot[:-1])  # of one row of each kind
-        # of each run, the rank of its first document in the kind's first row: as many documents of that length
-        # are in earlier kinds
+        # of each run, the rank (from 0) of its first document in the kind's first row: the number of documents of
+        # that length in earlier kinds
         taken = self._each * np.repeat(rows, [len(kind.runs) for kind in kinds])
         by_length = np.argsort(self._length_number, kind="stable")
         self._first_rank = np.empty_like(taken)
@@ -167,7 +167,7 @@ def kinds_of(lengths: list[int], counts: list[int], length: int, most: int | Non
                     spaces ^= 1 << space
             else:
                 space, kind = length, Kind(left)
-            # best fit puts document after document into the same row while they fit: each row takes that many
+            # best fit puts documents of this length into a row until no more fit: `each` per row
             each = min(space // size, left, left if most is None else most - kind.documents)
             rows = min(kind.rows, left // each)
             left -= rows * each

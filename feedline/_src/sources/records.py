@@ -22,9 +22,9 @@ class RecordSource(Source):
     one is read.
 
     Args:
-      shuffled: whether the order is shuffled by default, as it is for objects that are not Grain datasets.
+      shuffled: whether the default order is shuffled: True if the dataset only wraps an object not from Grain.
 
-    `read` also takes epoch·n + row, for n elements, so that Grain's own random maps differ between epochs.
+    `read` also takes indices epoch·n + row, for n = len(dataset): Grain's own random maps then differ by epoch.
 
     Raises:
       ValueError: the dataset is empty.

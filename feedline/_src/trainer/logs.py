@@ -49,7 +49,7 @@ class _Log:
         """Write the values of a step. `done`: how many steps earlier runs had done."""
         try:
             if self._file is None or step <= self._step:
-                # a larger step goes on with the run that an error or `close` interrupted
+                # if `close` or an error closed the file, a step after the last continues the run: keep its records
                 self._begin(values, done if step <= self._step else max(done, self._step))
             self._append(self._record(step, values))
         except OSError as error:
@@ -133,7 +133,7 @@ class CSVLog(_Log):
         header = header if last else ["step"]  # a run that begins at step 1 has its own columns
         self._columns = (*header, *(name for name in values if name not in header))
         added = [""] * (len(self._columns) - len(header))
-        # the bytes that a crash leaves are no line of a log
+        # drop what a crash may leave: lines with another number of cells, or without a step
         whole = (line for line in lines if len(line) == len(header) and line[0].isdecimal())
         kept = [line + added for line in whole if int(line[0]) <= last]
         written = self._path.with_name(f".{self._path.name}.tmp")
@@ -224,7 +224,7 @@ class TensorBoardLog(_Log):
     def write(self, step: int, values: Values) -> None:
         """Write values of a step, from your own loop.
 
-        The first step that is written begins the run: in earlier files, TensorBoard hides this and later steps.
+        The first call begins a run at its `step`: from this step on, TensorBoard hides what earlier files have.
 
         Args:
           step: larger than in the last call; otherwise a new run begins.
@@ -255,7 +255,7 @@ class TensorBoardLog(_Log):
         try:
             self._append(begin)
         except BaseException:
-            self.close()  # so that the next report begins a file, too
+            self.close()  # so that the next report tries again, with a new file
             raise
 
     def _record(self, step: int, values: Values) -> bytes:

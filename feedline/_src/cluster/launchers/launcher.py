@@ -4,8 +4,8 @@ A launcher is one module, and has its place in the tuple of `detect`::
 
     started(environ) -> bool               whether it started this process
     find(environ) -> ProcessInfo | None    this process among the others; None: it is the only one
-    DOCS                                   its line of the table in docs/processes.md, with the columns found, by,
-                                           index and number of processes, coordinator
+    DOCS                                   its line of the table in docs/processes.md, with the columns "found",
+                                           "by", "index, number of processes" and "coordinator"
     printed(job) -> str                    optional: what `feedline launch --print` prints for it
 """
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 def help_text(command: type) -> str:
     """A command's docstring, wrapped for the terminal, without the attributes, which tyro lists as options.
 
-    tyro does not wrap paragraphs. It joins lines that begin with a letter, so the paragraphs after the first are
-    formatted as a list.
+    tyro does not wrap paragraphs, and joins a line that begins with a letter to the line before it. So each
+    paragraph after the first begins with "- ".
     """
     text = re.split(r"^\s*Attributes:$", inspect.getdoc(command) or "", flags=re.MULTILINE)[0].strip()
     width = shutil.get_terminal_size().columns

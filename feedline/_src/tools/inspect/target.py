@@ -54,7 +54,7 @@ def of_source(
 
 
 def of_feed(name: str, make_feed: MakeFeed, axes: Mapping[str, int], processes: int, change: Change) -> Target:
-    """The target for the feed that a function makes over a mesh of the first devices, even if it is refused."""
+    """The target for the feed that a function makes over the first devices, even if `Feed` refuses the options."""
     devices = np.array(jax.devices()[: math.prod(axes.values())])
     mesh = Mesh(devices.reshape(tuple(axes.values())), tuple(axes))
     asked: list[FeedOptions] = []

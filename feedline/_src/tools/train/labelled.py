@@ -105,7 +105,7 @@ def _opened(path: Path, *, of_test: bool = False) -> tuple[Source, int]:
     labels.read(np.arange(len(label)), {"label": label})
     labels.close()
     least, most = int(label.min()), int(label.max())
-    if least < 0 or (most >= len(label) and not of_test):  # few test rows may be of any classes
+    if least < 0 or (most >= len(label) and not of_test):  # a test set may have fewer rows than classes
         raise ValueError(
             f"labels must be class numbers 0, 1, 2, …, but {path} has {least} to {most} in {len(label)} rows; "
             "numpy.unique(label, return_inverse=True) renumbers them"
