@@ -19,7 +19,7 @@ from feedline._src.errors import FeedError
 
 _KEPT_FEEDS = 64  # deleted feeds whose counts are kept, and feeds whose latest values are
 _KEPT_MOVES = 64  # latest moves of a feed in the service: while a process is further behind, it is not compared
-_latest = collections.OrderedDict[str, None]()  # keys of this process's values, in the order of publication
+_latest = collections.defaultdict[int, dict[str, None]](dict)  # by process: keys of its values, the oldest first
 _gone: collections.deque[tuple[str, tuple[int, int, bool]]] = collections.deque(maxlen=_KEPT_FEEDS)
 _dropped: collections.deque[tuple[str, int]] = collections.deque()  # feeds that were deleted, but not closed
 
@@ -216,10 +216,13 @@ class LatestValues:
     def publish(self, value: str) -> None:
         key = f"{self._path}/{self._service.process}"
         self._service.replace(key, value)
-        _latest[key] = None
-        _latest.move_to_end(key)
-        if len(_latest) > _KEPT_FEEDS:
-            self._service.delete(_latest.popitem(last=False)[0])
+        kept = _latest[self._service.process]
+        kept.pop(key, None)
+        kept[key] = None
+        if len(kept) > _KEPT_FEEDS:
+            oldest = next(iter(kept))
+            kept.pop(oldest, None)  # another thread may have removed it
+            self._service.delete(oldest)
 
     def read(self) -> dict[int, str]:
         """The latest value of each process that has published one."""
