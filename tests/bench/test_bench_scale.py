@@ -86,7 +86,7 @@ def test_while_one_is_late_process_0_is_not_kept_busy():
     processes, late_s = 4096, 6
 
     def work(service):
-        CollectiveBuild(service, "key", range(processes), 30, 300).agree({})
+        CollectiveBuild(service, "group/1", range(processes), 30, 300).agree({})
 
     outcome = simulate([work] * processes, Costs(), starts_s=[0] * (processes - 1) + [late_s])
     waits = sum(each.calls - 4 for each in outcome.traffic)
