@@ -24,7 +24,8 @@ class Packed(DocumentSource):
     """Documents packed into rows of one length, which are shuffled, resumed and mixed like rows of any source.
 
     A row is a dict of arrays of `length` tokens: the given columns, `segment_ids` (to which document of the row a
-    token belongs, counted from 1; 0 is padding) and `positions` (its place in that document, counted from 0).
+    token belongs, counted from 1; 0 is padding) and `positions` (its place in that document, or in its piece of a
+    document that is cut, counted from 0).
 
     Which documents share a row is computed from the histogram of their lengths. So nothing is packed in advance,
     and any row is read without the rows before it. With `repack`, equally long documents change places each epoch.
