@@ -29,7 +29,7 @@ def check_pixels(height: int, width: int) -> None:
 
 
 def check_scans(jpeg: bytes) -> None:
-    """Refuse a JPEG with so many scans that it would block a thread for minutes."""
+    """Refuse a JPEG whose many scans would take minutes to decode."""
     if jpeg.count(b"\xff" + _SCAN) <= _MOST_SCANS:
         return
     scans, at = 0, len(JPEG) - 1  # count markers only: their bytes may also occur in other data

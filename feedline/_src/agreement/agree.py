@@ -96,7 +96,7 @@ class CollectiveBuild:
         service.set(f"{self._path}/description/{digest(text)}", text)
         service.set(f"{self._path}/digest/{service.process}", digest(text))
         if service.increment(f"{self._path}/arrived") == len(self.processes):
-            group, _, number = str(self.key).rpartition("/")
+            group, _, number = str(self.key).rpartition("/")  # a key of `counted`
             if number != "1":
                 service.delete(f"{group}/{int(number) - 1}/build")
             found = self._find_mismatch(service)

@@ -267,7 +267,7 @@ def _placed(place: Callable[[H], T], host: H) -> T:
 
 
 class _Thread(threading.Thread):
-    """A daemon thread for which a thread may wait that is interrupted, and then waits again.
+    """A daemon thread whose `join` waits again if it is called again after an interrupt.
 
     Before Python 3.13, a `threading.Thread` counts as ended after an interrupt in its `join`.
     """

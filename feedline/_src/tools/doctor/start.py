@@ -91,7 +91,7 @@ class _Diagnosing:
 
 
 def _is_over(feed: Feed, batches: int) -> bool:
-    """Whether the first passes of a feed end after so many batches. False if their length is unknown."""
+    """Whether a pass ends after this number of batches. False if the length of a pass is unknown."""
     try:
         return batches > 0 and batches % (len(feed) * feed.steps_per_call) == 0
     except TypeError:
