@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import as_completed
+from concurrent.futures import as_completed, wait
 
 import programs
 import pytest
@@ -142,8 +142,10 @@ def test_the_port_that_the_launcher_reserved_can_be_used_by_its_run():
             other.bind(("127.0.0.1", port))
 
 
-def test_a_lack_of_files_is_told_to_those_that_have_arrived(port, monkeypatch):
-    real, accepted = socket.socket.accept, []
+@pytest.mark.parametrize("late", [False, True])
+def test_a_lack_of_files_is_told_to_those_that_have_arrived(port, monkeypatch, late):
+    """The process that was not accepted learns it, even if process 0 has ended before its own call returns."""
+    real, connect, accepted = socket.socket.accept, socket.create_connection, []
 
     def accept(listener):
         if accepted:
@@ -155,6 +157,14 @@ def test_a_lack_of_files_is_told_to_those_that_have_arrived(port, monkeypatch):
     waiting = [met(port, 0, 3), met(port, 1, 3)]
     while not accepted:
         time.sleep(0.01)
+
+    def connect_late(address, timeout):
+        connection = connect(address, timeout)
+        wait(waiting, LONG_S)
+        return connection
+
+    if late:
+        monkeypatch.setattr(socket, "create_connection", connect_late)
     last = met(port, 2, 3)
     told = r"process 0 could not accept process 2 \(Too many open files\); .*\(ulimit -n\)"
     for one in waiting:

@@ -111,11 +111,13 @@ def _announce(info: ProcessInfo, deadline: float) -> str:
     while True:
         try:
             connection = socket.create_connection((info.host, info.port), timeout=_CONNECT_S)
-            if connection.getsockname() == connection.getpeername():  # TCP has connected a free port with itself
+            if connection.getsockname()[1] == info.port:  # TCP has connected a free port with itself
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
                 connection.close()
                 raise ConnectionRefusedError("nothing listens there")
             break
+        except (ConnectionResetError, ConnectionAbortedError):  # it listened, and ended before this attempt returned
+            return _ENDED
         except OSError as error:  # process 0 does not listen yet, or its host name does not resolve yet
             if (now := time.monotonic()) >= deadline:
                 raise _unusable(info, f"it was not reached in time ({error}); {_LOOK}") from error
