@@ -27,6 +27,7 @@ _ENDED = "process 0 ended before all had joined, or belongs to another run; read
 _FILES = "it opens one file for each process: raise the limit there (ulimit -n)"
 _LOOK = "check that process 0 runs on that host, and that no firewall blocks the port"
 _TAKEN = "another program, perhaps another run, has that port, or this process is not allowed to use it"
+_RESTARTED = "this process alone was restarted: none can join its run again, so restart all processes"
 _RETRY_S = 0.2
 _LINE_S = 1.0  # for the line that a process sends as soon as it has connected
 _CONNECT_S = 10.0  # for an attempt to connect, which a firewall may drop
@@ -116,7 +117,7 @@ def _announce(info: ProcessInfo, deadline: float) -> str:
                 connection.close()
                 raise ConnectionRefusedError("nothing listens there")
             break
-        except (ConnectionResetError, ConnectionAbortedError):  # it listened, and ended before this attempt returned
+        except (ConnectionResetError, ConnectionAbortedError):  # it ended before `create_connection` returned
             return _ENDED
         except OSError as error:  # process 0 does not listen yet, or its host name does not resolve yet
             if (now := time.monotonic()) >= deadline:
@@ -129,7 +130,7 @@ def _announce(info: ProcessInfo, deadline: float) -> str:
         _send(connection, f"{info.processes} {info.process}")
         answer = _receive(connection, max(0.0, deadline - time.monotonic()) + _CONNECT_S)
     if answer and not answer.startswith(_PREFIX):
-        raise _unusable(info, _TAKEN)
+        raise _unusable(info, f"{_TAKEN}, or {_RESTARTED}")
     return answer.removeprefix(_PREFIX).decode() or _ENDED
 
 
