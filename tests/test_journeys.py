@@ -237,12 +237,12 @@ def assert_in_turn(delivered, sizes, lanes, remainder):
 def test_streams_and_lanes(stream, journey):
     lengths, remainder = stream
     lanes = lanes_of(lengths)
-    first = FirstItem(lanes)
+    item = FirstItem(lanes).item
 
     def open_sources(leg, plan, forms, cursor, states, together):
         definitions = [
             Stream(
-                first, form, BatchBuffers(form, 3), plan, None,
+                FirstItem(lanes), form, BatchBuffers(form, 3), plan, None,
                 functools.partial(together.gather, process) if plan.agrees_on_ends else None,
             )
             for process, form in enumerate(forms)
@@ -250,7 +250,7 @@ def test_streams_and_lanes(stream, journey):
         numbers, watch = Settings(0, 0, 1, leg.prefetch), Watch(Reading())
         return [one.open(cursor, states, numbers, watch) for one in definitions]
 
-    spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), first.item)
+    spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), item)
     delivered, sizes, cursor = travel(journey, spec, remainder, open_sources, lanes.count)
     alone = [[int(item["row"]) for item in lanes.make_lane(lane, lanes.count)] for lane in range(lanes.count)]
     if lanes.count == 1:
