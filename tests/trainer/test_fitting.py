@@ -235,6 +235,12 @@ def test_evaluation_counts_each_row_once_and_stands_in_the_history(mode):
     assert [{"step": progress.step, **progress.metrics} for progress in kept] == fitted.history
 
 
+def test_an_evaluation_that_leaves_out_rows_warns():
+    told = r'leaves out 18 of 90 rows, which do not fill a batch; build its feed with remainder="pad"'
+    with feed_of(rows={"x": X[:90], "y": Y[:90]}, epochs=1) as test, pytest.warns(UserWarning, match=told):
+        assert fit_on(feed_of(), steps=1).evaluate(test).rows == 72
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("every", "per_call"), [(1, 1), (3, 1), (20, 10), (10, 4)])
 def test_no_evaluation_is_lost_however_close_they_are(every, per_call):

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jax
 import optax
 
+from feedline._src.errors import warn
 from feedline._src.options import checked_integer
 from feedline._src.trainer.loop import Evaluation, Loop, Progress, crosses, evaluate
-from feedline._src.trainer.modes import Mode, Practices, compiled
+from feedline._src.trainer.modes import Mode, Practices, Program, compiled
 from feedline._src.trainer.task import Batch, Init, Loss, Params, State, Task
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def fit(
 
     def tester(feed: Batches, measure: Loss | None) -> Test:
         program = compiled(dataclasses.replace(task, loss=measure or loss), mode, feed.spec, practices)
-        return lambda params: evaluate(program, params, _whole_pass(feed))
+        return lambda params: _tested(program, params, feed)
 
     test = None if evaluation is None else tester(evaluation, measure)
     opened: contextlib.AbstractContextManager[Checkpoints | None] = contextlib.nullcontext()
@@ -214,6 +215,19 @@ def fit(
         if checkpoints is not None:
             checkpoints.save(state)
     return Fitted(state, history, progress, stopped, tester)
+
+
+def _tested(program: Program, params: Params, feed: Any) -> Evaluation:
+    """Evaluate on one pass over `feed`. Warns if the feed left out rows."""
+    batches, counts = _whole_pass(feed), getattr(feed, "statistics", None)
+    before = counts and counts().dropped_rows
+    found = evaluate(program, params, batches)
+    if counts and (left_out := counts().dropped_rows - before):
+        warn(
+            f"the evaluation leaves out {left_out} of {found.rows + left_out} rows, which do not fill a batch; "
+            'build its feed with remainder="pad", so that each row counts once'
+        )
+    return found
 
 
 def _whole_pass(feed: Any) -> Batches:
