@@ -208,6 +208,16 @@ def test_output_that_is_read_late_is_complete():
     assert [out.count(f"[{process}] {process}\n") for process in range(2)] == [30000, 30000]
 
 
+@pytest.mark.slow
+def test_output_is_complete_although_the_thread_that_copies_it_stands_still():
+    still = (
+        "import time\nfrom feedline._src.tools import launch\nlaunch.blamed_process = lambda line: time.sleep(2)"
+    )
+    options = json.dumps({"command": sh("echo out"), "processes": 1})
+    done = programs.run([sys.executable, "-c", still + LAUNCHER, options], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[0] out\n", "")
+
+
 def test_the_first_failure_ends_the_others_and_is_reported():
     """The others wait for a child process, which must get the signal too. The cause is the last that is shown."""
     script = (
@@ -265,7 +275,7 @@ def test_the_process_that_another_one_names_is_shown_though_it_ends_later():
         "trap '' TERM; [ $FEEDLINE_PROCESS = 0 ] && { echo >%s; sleep 0.5; echo cause >&2; exit 3; }\n"
         "read -r a <%s; echo 'feedline: process 0 failed: OSError: no space' >&2; exit 1"
     )
-    with pipe() as (reading, writing), started(sh(script % (writing, reading))) as launcher:
+    with pipe() as (reading, writing), started(sh(script % (writing, reading)), grace_s=1000) as launcher:
         _, err = launcher.communicate()
     assert launcher.returncode == 3
     told = (

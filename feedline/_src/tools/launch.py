@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import glob
+import io
 import os
 import queue
 import re
@@ -12,6 +14,8 @@ import select
 import signal
 import socket
 import subprocess
+import sys
+import termios
 import threading
 import time
 from collections import deque
@@ -28,7 +32,6 @@ from feedline._src.options import checked_integer, checked_seconds
 from feedline._src.tools.cli.options import flags_for_cpu_devices
 from feedline._src.tools.process_group import FORWARDED, process_group
 
-_DRAIN_S = 1.0  # wait for the end of streams after all processes have ended: a daemon may hold a pipe open
 _MAX_LINE = 1 << 16
 _REMEMBERED_LINES = 20
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -181,6 +184,7 @@ class Supervisor:
         self._signals: list[signal.Signals] = []  # those that were forwarded
         self._kill_at: float | None = None  # set once the processes have been asked to end
         self._overdue = False  # whether processes were killed at that time
+        self._over, self._ends = os.pipe()  # once all processes have ended, the second end is closed
         self._broken: dict[int, OSError] = {}  # why output cannot be written any more: {1 or 2: error}
         out = threading.Lock()
         self._writing = {1: out, 2: out if os.path.sameopenfile(1, 2) else threading.Lock()}
@@ -243,23 +247,20 @@ class Supervisor:
     def _make_calls(self) -> None:
         """Execute calls until all processes have ended and their output is written, however late it is read."""
         while self._running or self._copying:
-            timeout_s = None if self._running else _DRAIN_S
+            timeout_s = None
             if self._running and self._kill_at is not None and not self._overdue:
                 timeout_s = max(0.0, self._kill_at - time.monotonic())
             try:
                 self._calls.get(timeout=timeout_s)()
             except queue.Empty:
-                if self._running:
-                    self._overdue = True
-                    self._signal(signal.SIGKILL)
-                elif not any(lock.locked() for lock in self._writing.values()):
-                    return
+                self._overdue = True
+                self._signal(signal.SIGKILL)
 
     def _copy(self, index: int, target: int, pipe: IO[bytes] | None) -> None:
         """In a thread: write the lines of one stream of a process. A line longer than 64 KiB is split."""
         assert pipe is not None, "Popen was asked for one"
-        with pipe:
-            while line := pipe.readline(_MAX_LINE):
+        with pipe, io.BufferedReader(_Written(pipe.fileno(), self._over)) as lines:
+            while line := lines.readline(_MAX_LINE):
                 labelled = b"[%d] %s\n" % (index, line.removesuffix(b"\n"))
                 self._last[index].append(labelled)
                 if found := blamed_process(line):
@@ -299,6 +300,7 @@ class Supervisor:
         self._codes[index] = code
         if not self._running:
             self._signal(signal.SIGKILL)  # children that were left behind
+            os.close(self._ends)
 
     def _signal(self, number: int) -> None:
         os.killpg(self._group, number)
@@ -341,6 +343,32 @@ class Supervisor:
             lines = [line.decode(errors="replace").rstrip() for line in self._last[failed].copy()]
             text = "\n".join([f"{text}; the others were stopped. Its last lines:", *lines])
         return code if code > 0 else 128 - code, text
+
+
+class _Written(io.RawIOBase):
+    """What is written to a pipe until nobody holds it open, or until `over` ends: a daemon may hold it open."""
+
+    def __init__(self, pipe: int, over: int) -> None:
+        self._pipe = pipe
+        self._over = over
+        self._left: int | None = None  # how many bytes were still in the pipe when `over` had ended
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Wait for bytes, and read them. 0: the end."""
+        if self._left is None:
+            poll = select.poll()
+            poll.register(self._pipe, select.POLLIN)
+            poll.register(self._over, select.POLLIN)
+            if any(file == self._over for file, _ in poll.poll()):
+                waiting = fcntl.ioctl(self._pipe, termios.FIONREAD, bytes(4))
+                self._left = int.from_bytes(waiting, sys.byteorder)
+        count = os.readv(self._pipe, [memoryview(buffer)[: self._left]])
+        if self._left is not None:
+            self._left -= count
+        return count
 
 
 def _without_output(error: OSError) -> int:
