@@ -38,6 +38,20 @@ def test_an_interrupt_in_a_finalizer_gets_through(number, error):
         pytest.fail("the interrupt was lost")
 
 
+def test_an_interrupt_gets_through_though_the_hook_stands_still(monkeypatch):
+    set_timer, never, waits_s = signal.setitimer, threading.Event(), iter([0.1])
+
+    def set_and_stand_still(which, seconds):
+        set_timer(which, seconds)
+        time.sleep(next(waits_s, 0))
+
+    monkeypatch.setattr(signal, "setitimer", set_and_stand_still)
+    with pytest.raises(KeyboardInterrupt), interrupts_get_through():  # noqa: PT012
+        Finalized(signal.raise_signal, signal.SIGINT)
+        never.wait(LONG_S)
+        pytest.fail("the interrupt was lost")
+
+
 def test_a_signal_that_is_ignored_or_handled_stays_so():
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
     usual = signal.signal(signal.SIGHUP, signal.SIG_IGN)

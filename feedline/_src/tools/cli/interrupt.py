@@ -27,6 +27,11 @@ def interrupts_get_through() -> Iterator[None]:
     lost: list[BaseException] = []
 
     def raise_again(number: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code is raise_later.__code__:  # the hook took longer, or another finalizer has called it
+                signal.setitimer(signal.ITIMER_REAL, _RAISE_AFTER_S)
+                return
+            frame = frame.f_back
         raise lost.pop() if lost else KeyboardInterrupt
 
     def raise_later(unraisable: UnraisableHookArgs) -> None:
