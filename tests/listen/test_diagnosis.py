@@ -112,6 +112,21 @@ def test_a_step_that_donates_its_batch(feed):
     assert set(diagnosis.steps_s) == set(PHASES)
 
 
+def test_arrays_that_another_thread_deletes_meanwhile_are_not_waited_for(feed, monkeypatch):
+    def live_arrays():
+        for deleted_before in (False, True):
+            array = jax.numpy.ones(1)
+            if deleted_before:
+                array.delete()
+            yield array
+            array.delete()
+
+    monkeypatch.setattr(jax, "live_arrays", live_arrays)
+    with feed.diagnose(steps=40) as diagnosis:
+        assert len(list(feed)) == 40
+    assert set(diagnosis.steps_s) == set(PHASES)
+
+
 @pytest.mark.parametrize("steps", [0, 3, 12, 40])
 def test_a_loop_that_ends_early_tells_what_it_saw(feed, steps):
     state = feed.get_state()

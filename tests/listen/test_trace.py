@@ -1,8 +1,10 @@
 """`feed.trace`: what the file says of feeds of all kinds, and of a batch written by hand."""
 
+import itertools
 import json
 import os
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -126,10 +128,18 @@ def test_a_break_ends_a_step_and_times_have_an_origin(tmp_path):
     assert (facts["process"], facts["processes"]) == (0, 1)
     origin, first = facts["origin_monotonic_s"], trace.named("wait")[0].began / 1e6
     assert began - 1e-3 < origin + first < broke
-    assert facts["origin_unix_s"] + first == pytest.approx(began_unix, abs=1)  # that clock may be set
+    assert facts["origin_unix_s"] + first == pytest.approx(began_unix, abs=60)  # that clock may be set
     assert [span.args["position"] for span in steps] == [0, 64, 128]
     assert [origin + span.ended / 1e6 < broke + 1e-3 for span in steps] == [True, True, False]
     assert steps[2].ended - steps[2].began > 0.05e6
+
+
+def test_the_origin_is_right_though_the_thread_stood_still_between_two_clocks(monkeypatch):
+    now = itertools.chain([0.0, 100.0], itertools.count(100.001, 0.001))
+    monkeypatch.setattr(
+        traces, "time", SimpleNamespace(perf_counter=lambda: next(now), time=lambda: 5000 + next(now))
+    )
+    assert traces._unix_offset_s() == pytest.approx(5000, abs=0.01)
 
 
 def test_a_diagnosis_is_no_step(tmp_path):

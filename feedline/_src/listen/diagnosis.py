@@ -238,4 +238,9 @@ class DiagnosingPipeline:
 
 def _wait_for_devices() -> None:
     """Wait until all that the loop has dispatched is done, since a loop may run ahead of its steps."""
-    jax.block_until_ready([array for array in jax.live_arrays() if not array.is_deleted()])
+    for array in jax.live_arrays():
+        try:
+            array.block_until_ready()
+        except RuntimeError:
+            if not array.is_deleted():  # by another thread, perhaps just now
+                raise

@@ -66,7 +66,7 @@ def traced(path: str | os.PathLike[str], sizes: Sizes, accounts: Accounts) -> It
                 "process": process,
                 "processes": processes,
                 "origin_monotonic_s": events.origin,
-                "origin_unix_s": time.time() - (time.perf_counter() - events.origin),
+                "origin_unix_s": events.origin + _unix_offset_s(),
             }
             _write(file, events, facts)
         except OSError as error:
@@ -74,6 +74,13 @@ def traced(path: str | os.PathLike[str], sizes: Sizes, accounts: Accounts) -> It
             _log.warning("the trace could not be written to %s: %s. %s", file, error, fix)
         except Exception:  # noqa: BLE001  a fault in a listener must not end training
             _log.exception("feedline could not write the trace %s", file)
+
+
+def _unix_offset_s() -> float:
+    """Unix time minus `perf_counter`, from the shortest of a few looks: a thread may stand still within one."""
+    looks = [(time.perf_counter(), time.time(), time.perf_counter()) for _ in range(5)]
+    before, unix, after = min(looks, key=lambda look: look[2] - look[0])
+    return unix - (before + after) / 2
 
 
 def file_of_process(path: str | os.PathLike[str], process: int, processes: int) -> Path:
