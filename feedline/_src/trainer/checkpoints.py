@@ -19,7 +19,6 @@ import socket
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -279,8 +278,9 @@ def _check_same_arrays(folder: Path, saved: Any, like: State) -> None:
             )
 
 
-def _lock(directory: Path) -> FileIO:
-    """Lock a directory until the returned file is closed: a second run would delete the first one's checkpoints.
+@contextlib.contextmanager
+def _lock(directory: Path) -> Iterator[None]:
+    """Lock a directory for a `with` block: a second run would delete the first one's checkpoints.
 
     Makes the directory if there is none. The kernel releases the lock when the process ends, even by SIGKILL. A
     lock on NFS was not tested.
@@ -306,10 +306,17 @@ def _lock(directory: Path) -> FileIO:
         ) from error
     except OSError as error:
         _log.warning("%s has no file locks (%s): give no other run this directory", directory, error.strerror)
-    with contextlib.suppress(OSError):  # the disk is full
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T')}\n".encode())
-    return file
+    process = os.getpid()
+    with file:
+        with contextlib.suppress(OSError):  # the disk is full
+            file.truncate(0)
+            file.write(f"process {process} on {socket.gethostname()}, since {time.strftime('%F %T')}\n".encode())
+        try:
+            yield
+        finally:  # closing alone does not unlock it while a forked process has it open, too
+            if os.getpid() == process:
+                with contextlib.suppress(OSError):
+                    fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _check_shared(directory: Path) -> None:
