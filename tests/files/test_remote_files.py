@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import fcntl
 import itertools
 import os
 import pickle
@@ -489,6 +490,31 @@ def test_a_whole_file_that_is_made_between_two_looks_is_not_fetched_again(store,
     monkeypatch.setattr(CachedRange, "open", open_after_the_other)
     assert Path(two.whole().path).read_bytes() == store.objects[f"/{name}"]
     assert made
+    assert sum(stop - start for start, stop in store.gets()) == len(store.objects[f"/{name}"])
+
+
+def test_a_file_that_becomes_whole_is_neither_deleted_nor_fetched_again(store, records, tmp_path, monkeypatch):
+    name, waits, found, flock, truncate = "0.array_record", threading.Event(), [], fcntl.flock, os.ftruncate
+    one, two = (
+        opened(f"{store.url}/{name}", feedline.Store(cache=tmp_path / "c", cache_bytes=(64 << 20) + number))
+        for number in range(2)
+    )
+
+    def noted(descriptor, operation):
+        if operation == fcntl.LOCK_SH:
+            waits.set()
+        flock(descriptor, operation)
+
+    def truncate_while_others_look(descriptor, size):
+        found.append(spawn(two.whole))
+        arrived(waits)
+        truncate(descriptor, size)
+        assert two._bytes.find() is None
+
+    monkeypatch.setattr(fcntl, "flock", noted)
+    monkeypatch.setattr(os, "ftruncate", truncate_while_others_look)
+    paths = {one.whole().path, *(each.result(PATIENCE_S).path for each in found)}
+    assert [Path(path).read_bytes() for path in paths] == [store.objects[f"/{name}"]]
     assert sum(stop - start for start, stop in store.gets()) == len(store.objects[f"/{name}"])
 
 

@@ -5,8 +5,8 @@ block (a mark and the block's CRC-32, written after the block), then an id. So t
 and a killed process leaves no mark for a half-written block. A file without an id, or with a wrong checksum, is
 deleted. Files are opened for each read, and closed after it, so that deleting a file frees its space.
 
-A library that opens files by path needs a *whole file*: a complete cache file, truncated after the data and
-renamed. Its modification time is set to 1970, so that any later write is noticed.
+A library that opens files by path needs a *whole file*: a complete cache file, renamed and truncated
+after the data. Its modification time is set to 1970, so that any later write is noticed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from feedline._src.errors import FeedError
 from feedline._src.files.cache import BLOCK_BYTES, Cache, in_folder, touch, try_lock
 from feedline._src.files.client import RemoteObject
 from feedline._src.files.fetcher import REQUEST_BYTES, InFlight, fetcher, gathered, result_of
-from feedline._src.files.file import Descriptor, Indices, OpenFile, pread
+from feedline._src.files.file import Descriptor, Indices, OpenFile, Version, pread
 
 _ENTRY, _MARK = struct.Struct("<4sI"), b"here"  # mark, checksum
 _MAGIC, _ID_BYTES = b"feedlin2", 16
@@ -204,6 +204,7 @@ class CachedRange:
             with self._cache.checked(), contextlib.suppress(FileNotFoundError):
                 whole = OpenFile(path)
                 fcntl.flock(whole.descriptor, fcntl.LOCK_SH)
+                whole.version = Version.of(whole.descriptor)  # `_make_whole` may have changed it until now
                 if whole.is_at_its_path and whole.version[:2] == (self.size, _WHOLE_NS):
                     touch(whole.descriptor)
                     return whole
@@ -229,9 +230,9 @@ class CachedRange:
             self.cancel()  # so that an interrupt of this thread also stops its requests
         if file.lies_at(self.path) and all(map(file.has, self.blocks)) and file.is_intact:
             with self._cache.checked(), contextlib.suppress(FileNotFoundError):
+                os.rename(self.path, path)  # first: at its old path, a file without an id would be deleted
                 os.ftruncate(file.descriptor, self.size)
                 os.utime(file.descriptor, ns=(time.time_ns(), _WHOLE_NS))
-                os.rename(self.path, path)
 
     # --- fetch ---
 
