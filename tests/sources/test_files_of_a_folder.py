@@ -2,10 +2,12 @@
 
 import os
 import pickle
+import threading
 
 import jax
 import numpy as np
 import pytest
+from background import PATIENCE_S
 
 import feedline
 from feedline._src.rows.source import EncodedSource
@@ -154,14 +156,19 @@ def test_each_file_is_fetched_once_and_many_at_a_time(bucket, options, tmp_path)
     place = Place(tmp_path, bucket, options)
     files = {f"{i:03}.png": os.urandom(3000) for i in range(400)}
     source = place.open(place.write(files))
-    bucket.latency_s = 0.2
     bucket.requests.clear()
-    rows = np.arange(400)
+    rows, many = np.arange(400), threading.Event()
+
+    def until_many(method, path, part):
+        if bucket.most_at_once > 16:
+            many.set()
+        assert many.wait(PATIENCE_S)
+
+    bucket.fault = until_many  # returns None: no answer before 17 requests are there
     for start in range(0, 400, 100):
         source.will_read(rows[start : start + 100], start // 100)
     assert source.records(rows[::-1].copy()) == list(files.values())[::-1]
     assert len(bucket.gets()) == 400
-    assert bucket.most_at_once > 16
     bucket.requests.clear()
     assert place.open("s3://corpus/photos/").records(rows[:5])
     assert len(bucket.gets()) == 1  # the listing

@@ -205,7 +205,7 @@ def test_steps_beyond_the_end_of_the_feed_are_warned_of(caplog):
     assert "training ended after step 8 of 100, because the feed ended" in caplog.text
     caplog.clear()
     fit_on(feed_of(epochs=1), steps=8)
-    assert caplog.text == ""
+    assert "training ended" not in caplog.text
 
 
 # --- evaluation ---

@@ -12,6 +12,7 @@ from rich.console import Console
 
 import feedline
 from feedline._src.listen.statistics import Statistics
+from feedline._src.trainer import live as live_module
 from feedline.trainer import LiveLine, Progress
 
 FIRST = Progress(1, {"loss": 2.3}, resumed=0, rows=128, elapsed_s=0.0, elapsed_rows=0, wait_s=0.0)
@@ -31,6 +32,12 @@ def feed_of(seen=SEEN, bound="read"):
         return SimpleNamespace(bound=bound)
 
     return SimpleNamespace(statistics=lambda: seen, report=report)
+
+
+@pytest.fixture(autouse=True)
+def never_printed_again(monkeypatch):
+    """However long the machine stands still."""
+    monkeypatch.setattr(live_module, "_PRINT_EVERY_S", 1e6)
 
 
 def told(progress, steps=2000, feed=None):
