@@ -16,7 +16,7 @@ from stored import RECORDS, array_record
 
 import feedline
 from feedline._src.files.cache import Cache
-from feedline._src.files.cached_range import CachedRange
+from feedline._src.files.cached_range import CachedRange, CacheFile
 from feedline._src.files.client import RemoteObject
 from feedline._src.files.file import Version
 from feedline._src.files.files import Files
@@ -98,6 +98,36 @@ def test_a_failed_fetch_of_a_whole_file_holds_up_nobody_while_its_error_is_kept(
         files[0].with_path(str)
     assert waiting[0].result(PATIENCE_S) == files[2].with_path(lambda local: Path(local).read_bytes()) == b"bytes"
     assert kept.tb is not None  # as a notebook keeps the last one
+
+
+def test_a_file_that_another_thread_is_creating_is_neither_deleted_nor_begun_again(tmp_path, monkeypatch):
+    """Which would lose blocks that were fetched, or damage a whole file."""
+    cache, data, asked = Cache(str(tmp_path), 1 << 20), os.urandom(5000), []
+    first, second = (CachedRange(cache, Given("x", Version(5000, "tag"), data, asked), 0, 5000) for _ in "ab")
+    usual, creating, go_on = CacheFile.begin, threading.Event(), threading.Event()
+
+    def begin(file):
+        if not creating.is_set():
+            creating.set()
+            arrived(go_on)
+        usual(file)
+
+    monkeypatch.setattr(CacheFile, "begin", begin)
+    opening = spawn(second.open)
+    arrived(creating)
+    whole = first.whole()
+    go_on.set()
+    opening.result(PATIENCE_S)
+    assert Path(second.whole().path).read_bytes() == Path(whole.path).read_bytes() == data
+    assert asked == [(0, 5000)]
+
+
+def test_a_cache_on_a_file_system_without_links(tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert put(Cache(str(tmp_path), 1 << 20), "x", bytes(1000)).read_all() == bytes(1000)
 
 
 def test_an_error_does_not_wait_for_a_process_that_fetches_another_file(store, options):
@@ -188,8 +218,10 @@ class Given(NamedTuple):
     url: str
     version: Version
     data: bytes
+    asked: list
 
     async def fetch(self, start, stop):
+        self.asked.append((start, stop))
         return self.data[start:stop]
 
 
@@ -204,7 +236,7 @@ def test_threads_that_use_a_cache_do_not_mind_that_it_is_deleted(tmp_path):
             block = put(cache, i % 40, data)
             assert block.read_all() in (None, data)
             try:
-                whole = CachedRange(cache, Given(f"{i % 40}", Version(5000, "tag"), data), 0, 5000).whole()
+                whole = CachedRange(cache, Given(f"{i % 40}", Version(5000, "tag"), data, []), 0, 5000).whole()
                 assert os.pread(whole.descriptor, 5000, 0) == data
             except feedline.FeedError as error:  # it takes longer than the deletion of the folder, each time
                 assert "must stay as they are" in str(error)  # noqa: PT017

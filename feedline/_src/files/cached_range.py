@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import errno
 import fcntl
 import functools
 import hashlib
@@ -21,6 +22,7 @@ import itertools
 import os
 import secrets
 import struct
+import threading
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -63,8 +65,7 @@ class CacheFile(Descriptor):
         return found if len(found) == _ID_BYTES and found.startswith(_MAGIC) else b""
 
     def begin(self) -> None:
-        """Write the id of a new file, which also sets its length: another process would delete a file with a
-        length but without an id."""
+        """Write the id of a new file, which also sets its length."""
         self.id = _MAGIC + secrets.token_bytes(_ID_BYTES - len(_MAGIC))
         os.pwrite(self.descriptor, self.id, self._id_at)
 
@@ -137,22 +138,38 @@ class CachedRange:
             touch(found.descriptor)
             if found.id:
                 return self._recognized(found)
-            if os.stat(found.descriptor).st_size:  # an empty file is new: somebody is about to call `begin`
-                found.delete()
+            found.delete()
         self.forget()
         return None
 
     def open(self) -> CacheFile:
         """Open the cache file, and create it if there is none."""
-        found = self.find()
-        if found is None:
-            flags, folder = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, os.path.dirname(self.path)
-            create = functools.partial(os.open, self.path, flags, 0o600)
-            descriptor = self._cache.store(0, lambda: in_folder(folder, create))
-            found = CacheFile(self.path, descriptor, self.size)
-            if not found.id:
-                self._cache.store(0, found.begin)
+        found, folder = self.find(), os.path.dirname(self.path)
+        while found is None:
+            found = self._cache.store(0, lambda: in_folder(folder, self._create)) or self.find()
         return self._recognized(found)
+
+    def _create(self) -> CacheFile | None:
+        """Create the cache file. None: another thread or process has just created it.
+
+        It appears at its path with its id: whoever opened it before would take it for damaged, or begin it again.
+        """
+        new = f"{self.path}.{secrets.token_hex(4)}"
+        file = CacheFile(new, os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), self.size)
+        try:
+            file.begin()
+            os.link(new, self.path)
+        except FileExistsError:
+            return None
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP):  # of file systems without links
+                raise
+            os.rename(new, self.path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(new)
+        file.path = self.path
+        return file
 
     def _recognized(self, file: CacheFile) -> CacheFile:
         """Return `file`. If it is the file that was opened last, it keeps the blocks verified until now."""
@@ -193,11 +210,11 @@ class CachedRange:
             part = view[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES]
             self._cache.store(len(part), functools.partial(file.write_block, block, part))
 
-    def whole(self) -> OpenFile:
+    def whole(self, over: threading.Event | None = None) -> OpenFile:
         """The whole file of the object, which the range must cover. It is not evicted while the result is open.
 
         One process of the host fetches the file, and the others wait. FeedError: also if the cache has no room
-        for it beside other locked files.
+        for it beside other locked files. FeedError or CancelledError: `over` was set meanwhile.
         """
         path = f"{self.path}.whole"
         for _ in range(_TRIES):
@@ -214,18 +231,20 @@ class CachedRange:
                 if not try_lock(file.descriptor):  # another process or thread fetches it
                     while not try_lock(file.descriptor, fcntl.LOCK_SH):
                         fetcher().check_may_run()  # so that the end of the program does not wait, too
+                        if over is not None and over.is_set():
+                            raise concurrent.futures.CancelledError
                         time.sleep(_LOCK_POLL_S)
                 elif file.lies_at(self.path) and not os.path.exists(path):  # another process may have made `path`
-                    self._make_whole(file, path)
+                    self._make_whole(file, path, over)
             finally:  # closing would unlock it, too, but a stored exception's traceback may keep it open
                 fcntl.flock(file.descriptor, fcntl.LOCK_UN)
         raise self.unstable(_TRIES)
 
-    def _make_whole(self, file: CacheFile, path: str) -> None:
+    def _make_whole(self, file: CacheFile, path: str, over: threading.Event | None) -> None:
         """Fetch all blocks, and turn the cache file into a whole file, unless somebody has deleted it."""
         self._cache.make_room(self.size - os.fstat(file.descriptor).st_blocks * 512)
         try:
-            self.fetch_all(self.blocks)
+            self.fetch_all(self.blocks, over)
         finally:
             self.cancel()  # so that an interrupt of this thread also stops its requests
         if file.lies_at(self.path) and all(map(file.has, self.blocks)) and file.is_intact:
@@ -248,9 +267,12 @@ class CachedRange:
         )
         return list(dict.fromkeys(requests.values()))
 
-    def fetch_all(self, blocks: Iterable[int]) -> None:
-        """Fetch these ascending blocks, and wait for them."""
-        for request in self.fetch(blocks):
+    def fetch_all(self, blocks: Iterable[int], over: threading.Event | None = None) -> None:
+        """Fetch these ascending blocks, and wait for them. FeedError: also if `over` was set before."""
+        requests = self.fetch(blocks)
+        if over is not None and over.is_set():  # whoever set it may have cancelled requests before these began
+            self.cancel()
+        for request in requests:
             result_of(request, self._object.url)
 
     def is_near(self, block: int) -> bool:

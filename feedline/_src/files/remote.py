@@ -6,6 +6,7 @@ import concurrent.futures
 import io
 import itertools
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO, cast
 
@@ -168,11 +169,11 @@ class RemoteFile(File):
                     return found
         raise self._bytes.unstable(_WHOLE_TRIES)
 
-    def whole(self) -> OpenFile:
-        """The whole file of the object, which is fetched unless the cache has it."""
+    def whole(self, over: threading.Event | None = None) -> OpenFile:
+        """The whole file of the object, which is fetched unless the cache has it. `over`: no longer needed."""
         whole = self._whole
         if whole is None or not whole.is_at_its_path:
-            whole = self._whole = self._bytes.whole()
+            whole = self._whole = self._bytes.whole(over)
         return whole
 
 
@@ -188,10 +189,11 @@ def fetch_whole(files: Sequence[RemoteFile]) -> None:
             file=files[0].name,
         )
     _log.info("%d objects, %d bytes in all, are downloaded unless the cache has them", len(files), size)
-    threads = concurrent.futures.ThreadPoolExecutor(_DOWNLOADS)
+    threads, over = concurrent.futures.ThreadPoolExecutor(_DOWNLOADS), threading.Event()
     try:
-        list(threads.map(RemoteFile.whole, files))
+        list(threads.map(lambda file: file.whole(over), files))
     except BaseException:
+        over.set()  # first: a thread that has not started its requests yet cancels them itself
         for file in files:
             file.close()
         raise
