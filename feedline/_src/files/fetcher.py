@@ -115,9 +115,12 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
     loop.close()
 
 
-@functools.cache
+_this = Fetcher()
+
+
 def fetcher() -> Fetcher:
-    return Fetcher()
+    """The fetcher of this process: the same one for all threads, also if several ask at once."""
+    return _this
 
 
 def counted() -> dict[str, float] | None:
@@ -128,9 +131,10 @@ def counted() -> dict[str, float] | None:
 
 def _forked() -> None:
     """Refuse requests in a forked child if its parent made some: the child has none of their threads."""
-    used = fetcher()._loop is not None or fetcher()._forked
-    fetcher.cache_clear()
-    fetcher()._forked = used
+    global _this
+    used = _this._loop is not None or _this._forked
+    _this = Fetcher()
+    _this._forked = used
 
 
 os.register_at_fork(after_in_child=_forked)
