@@ -70,7 +70,15 @@ class Listed(NamedTuple):
 
 
 class TransientError(Exception):
-    """A request failed, and may succeed if it is repeated. The message holds no address and no credentials."""
+    """A request failed, and may succeed if it is repeated. The message holds no address and no credentials.
+
+    Attributes:
+      since: when the last progress was made, as time.monotonic() counts; None: just now.
+    """
+
+    def __init__(self, reason: str, since: float | None = None) -> None:
+        super().__init__(reason)
+        self.since = time.monotonic() if since is None else since
 
 
 class UnreachableError(TransientError):
@@ -168,16 +176,16 @@ class Client:
 
     async def _asked(self, key: str, request: Awaitable[T]) -> T:
         """The answer to a request. Raises the errors of this class, or a TransientError."""
-        limit_s = max(self._patience_s, _SHORTEST_S)
+        limit_s, began = max(self._patience_s, _SHORTEST_S), time.monotonic()
         try:
             async with asyncio.timeout(limit_s):
                 found = await request
         except TimeoutError:
-            raise TransientError(f"no progress in {limit_s:g} s") from None
+            raise TransientError(f"no progress in {limit_s:g} s", began) from None
         except StopAsyncIteration:
             raise
         except Exception as error:  # noqa: BLE001  obstore raises many types
-            raise self._meaning(error, key) from None
+            raise self._meaning(error, key, began) from None
         self._answered = True
         return found
 
@@ -187,11 +195,10 @@ class Client:
         while True:
             try:
                 async with fetcher().slots:
-                    began = time.monotonic()
                     fetcher().counts.requests += 1
                     return await request()
             except TransientError as error:
-                failing_since = failing_since or began
+                failing_since = error.since if failing_since is None else failing_since
                 failing_s, reason = time.monotonic() - failing_since, str(error)
                 limit_s, rule, remedy = self._patience_s, f"answer within patience_s={self._patience_s:g}", _WAIT
                 if isinstance(error, UnreachableError):
@@ -220,8 +227,8 @@ class Client:
             await asyncio.sleep(min(pause * draw.uniform(0.5, 1.0), limit_s - failing_s))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    def _meaning(self, error: Exception, key: str) -> Exception:
-        """The error to raise for an error of obstore in a request for `key`."""
+    def _meaning(self, error: Exception, key: str, began: float) -> Exception:
+        """The error to raise for an error of obstore in a request for `key` that began then."""
         kind, text, reason = type(error).__name__, str(error), _reason(error)
         is_unreachable = "ConnectError(" in text or "kind: Connect" in text
         status = int(found[1]) if (found := _STATUS.search(text)) else 0
@@ -248,7 +255,7 @@ class Client:
         ):
             if is_broken:
                 return self._refused(rule, reason, key)
-        return UnreachableError(reason) if is_unreachable and not self._answered else TransientError(reason)
+        return (UnreachableError if is_unreachable and not self._answered else TransientError)(reason, began)
 
     def _replace(self) -> None:
         """After a failure: the next requests get a new client, which reads a corrected environment."""
