@@ -11,21 +11,24 @@ from store_server import serving
 import feedline
 from feedline._src.files import hedging
 from feedline._src.files.client import clients
+from feedline._src.files.fetcher import fetcher
 
 
 @pytest.fixture
 def store(monkeypatch):
-    monkeypatch.setattr(
-        hedging, "_SHARE", 0.0
-    )  # on a busy machine, requests would be sent a second time by chance
+    # on a busy machine, requests would be sent a second time, or given up, by chance
+    monkeypatch.setattr(hedging, "_SHARE", 0.0)
+    monkeypatch.setattr("feedline._src.files.client._SHORTEST_S", 60.0)
     with serving() as served:
         yield served
+        for request in tuple(fetcher()._running):
+            request.cancel()  # else it would be repeated, and logged, during the next tests
     clients.clear()  # keeps connections open: some 20 for each store, and 1,000 files may be the limit
 
 
 @pytest.fixture
 def options(tmp_path):
-    return feedline.Store(cache=tmp_path / "cache", patience_s=10)
+    return feedline.Store(cache=tmp_path / "cache", patience_s=100)
 
 
 @pytest.fixture

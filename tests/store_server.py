@@ -45,9 +45,11 @@ class Store:
             self.requests.append(request)
             self._now += 1
             self.most_at_once = max(self.most_at_once, self._now)
-        yield
-        with self._lock:
-            self._now -= 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._now -= 1
 
     def variables(self):
         """Of the environment, with which s3:// and gs:// mean this store."""
@@ -210,6 +212,10 @@ class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = 256
+
+    def server_bind(self):
+        self.allow_reuse_port = self.server_address[1] > 0  # a test holds it, and does not listen
+        super().server_bind()
 
     def handle_error(self, request, client_address):
         pass  # a client that cancelled its request

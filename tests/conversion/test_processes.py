@@ -44,13 +44,9 @@ def test_killed_and_run_again(number, code, tmp_path, monkeypatch):
         assert reached in select.select([reached, ended], [], [], PATIENCE_S)[0]
         run.send_signal(number)
         assert run.wait(PATIENCE_S) == code
-        for descriptor in (
-            lock,
-            reached,
-            ended,
-        ):  # the process that converts gets the lock, and sees its parent gone
-            os.close(descriptor)
-        _, err = run.communicate(timeout=PATIENCE_S)  # returns when all processes have ended
+        _, err = run.communicate(timeout=PATIENCE_S)  # when all processes have ended: the one that converts, too
+    for descriptor in (lock, reached, ended):  # no sooner: it could finish the file before it sees its parent gone
+        os.close(descriptor)
     told = "feedline: terminated; finished files are in out.partial; run the same command to continue\n"
     if number != signal.SIGKILL:  # else only the resource tracker of multiprocessing speaks
         assert err.decode() == told

@@ -11,7 +11,7 @@ import numpy as np
 import obstore
 import PIL.Image
 import pytest
-from background import at_once
+from background import arrived, at_once
 from obstore.store import S3Store
 from rows_read import read_rows
 from stored import BLOCK, LABELS, ROWS, npy
@@ -65,7 +65,8 @@ def test_adjacent_blocks_are_fetched_together_many_at_a_time_and_once(store, opt
     data = bytes(6 * 4 * BLOCK)
     store.objects["/x.bin"] = data
     source = feedline.open_source(f"{store.url}/x.bin", dtype=np.dtype((np.uint8, 1 << 20)), store=options)
-    store.latency_s = 0.5
+    six = threading.Event()
+    store.fault = lambda *request: (store.most_at_once >= 6 and six.set()) or (arrived(six) and None)
     store.requests.clear()
     at_once(read_rows, [source] * 3)
     assert sorted(store.gets()) == [(start, start + 2 * BLOCK) for start in range(0, len(data), 2 * BLOCK)]
@@ -121,7 +122,7 @@ def test_rows_are_fetched_before_they_are_read(store, tmp_path, sharding):
         expected = feed.rows_of(feed.get_state())
         store.requests.clear()
         go_on = threading.Event()
-        store.fault = lambda *request: (len(store.requests) >= 30 and go_on.set()) or (go_on.wait(20) and None)
+        store.fault = lambda *request: (store.most_at_once >= 30 and go_on.set()) or (arrived(go_on) and None)
         next(feed)
         assert store.most_at_once >= 30  # of five batches, before the first has come
     fetched = {block for start, stop in store.gets() for block in range(start // BLOCK, stop // BLOCK)}

@@ -17,7 +17,12 @@ def date(age_s):
 
 def of_date_and_size(age_s):
     """The headers of nginx."""
-    return lambda data: [("ETag", f'"{int(time.time() - age_s):x}-{len(data):x}"'), date(age_s)]
+
+    def headers(data):
+        at = int(time.time() - age_s)
+        return [("ETag", f'"{at:x}-{len(data):x}"'), ("Last-Modified", email.utils.formatdate(at, usegmt=True))]
+
+    return headers
 
 
 @pytest.mark.parametrize(
