@@ -16,10 +16,11 @@ import multiprocessing
 import os
 import pickle
 import signal
+import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import connection, reduction, resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
@@ -214,7 +215,8 @@ class Worker:
 
     def _receive_memory(self) -> int:
         try:
-            return reduction.recv_handle(self.connection)
+            with _as_socket(self.connection) as sender:
+                return reduction.recvfds(sender, 1)[0]
         except RuntimeError as error:  # the handle arrived, but this process may open no more files
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error
 
@@ -243,6 +245,14 @@ def end(workers: Sequence[Worker]) -> None:
             worker.process.kill()
     for worker in workers:
         worker.process.join(END_S)
+
+
+@contextlib.contextmanager
+def _as_socket(connection: Connection) -> Iterator[socket.socket]:
+    """The socket of a connection. With `socket.setdefaulttimeout`, a new socket object stops it from blocking."""
+    with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as found:
+        found.setblocking(True)
+        yield found
 
 
 def _in_memory(leaves: Sequence[Array]) -> int:
@@ -310,7 +320,8 @@ def _serve(to_parent: Connection, settings: JaxSettings, pickled: bytes) -> None
                 to_parent.send(_with_traceback(error))
                 continue
             to_parent.send(batch)
-            reduction.send_handle(to_parent, memory, 0)
+            with _as_socket(to_parent) as receiver:
+                reduction.sendfds(receiver, [memory])
             os.close(memory)
 
 
