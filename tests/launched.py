@@ -4,7 +4,7 @@ import sys
 
 import programs
 
-PATIENCE_S = 120
+PATIENCE_S = programs.PATIENCE_S
 FEEDLINE = [sys.executable, "-m", "feedline"]
 LAUNCH = [*FEEDLINE, "launch", "--processes", "2", "--cpu", "--devices-per-process", "2", "--"]
 

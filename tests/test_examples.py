@@ -34,7 +34,7 @@ FAST = ["smallest.py", "existing_iterator.py", "row_source.py", "checkpoints.py"
 def printed(name):
     optimised = {key: value for key, value in os.environ.items() if key != "JAX_DISABLE_MOST_OPTIMIZATIONS"}
     command = [sys.executable, "-W", "error", EXAMPLES / name]
-    done = programs.run(command, capture_output=True, text=True, timeout=120, env=optimised)
+    done = programs.run(command, capture_output=True, text=True, env=optimised)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -49,7 +49,7 @@ def test_example(name):
 @pytest.mark.slow
 def test_a_loop_that_waits_gets_advice():
     lines = printed("waiting.py")  # what it says depends on the times of this machine
-    assert re.match(r".* limits? training|the loop .*|compute .*", lines[0]), lines[0]
+    assert re.match(r".* limits? training|the loop .*|compute .*|the machine is busy: .*", lines[0]), lines[0]
     assert any(line.startswith("advice: ") for line in lines)
     assert any(line.startswith("  fetch ") for line in lines)
 
@@ -99,7 +99,7 @@ def test_a_loop_in_pmap_grows_with_its_length_in_the_first_forms_only():
 def test_metrics():
     values = dict(line.rsplit(" ", 1) for line in printed("metrics.py"))
     assert values.pop('feedline_rows_total{feed="train",process="0"}') == "80000.0"
-    assert 0 < float(values.pop('feedline_au_ratio{feed="train",process="0"}')) <= 1
+    assert 0 <= float(values.pop('feedline_au_ratio{feed="train",process="0"}')) <= 1
     stages = {name.split('stage="')[1].rstrip('"}') for name in values}
     assert stages == {"read", "transform", "stage", "place"}
 

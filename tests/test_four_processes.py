@@ -30,6 +30,8 @@ def seen(tmp_path_factory):
         "--cpu",
         "--devices-per-process",
         "1",
+        "--grace-s",
+        "1000",
         "--",
     ]
     command = [*launch, sys.executable, "-W", "error", four_processes.__file__, str(folder)]

@@ -28,7 +28,7 @@ def bench(*arguments, folder):
     """The saved object of one run, which equals the last line that it prints."""
     done = programs.run(
         [sys.executable, "-W", "error", "-m", "feedline", "bench", *arguments, "--json", "--out", "out.json"],
-        cwd=folder, capture_output=True, text=True, timeout=120,
+        cwd=folder, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     last = json.loads(done.stdout.splitlines()[-1])

@@ -20,7 +20,7 @@ import jax, numpy as np, feedline
 
 rows = {"x": np.zeros((4096, 8), np.float32)}
 test = feedline.Feed(rows, 512, jax.devices()[0], epochs=1)
-feed = feedline.Feed(rows, 64, jax.devices()[0], transform=lambda batch, rows: (time.sleep(0.05), batch)[1],
+feed = feedline.Feed(rows, 64, jax.devices()[0], transform=lambda batch, rows: (time.sleep(0.2), batch)[1],
                      reading=feedline.Reading(threads=1))
 assert len(list(test)) == 8  # as many as --after: this is not the feed of the loop
 subprocess.run([sys.executable, "-c", "import jax"])  # a process whose feeds deliver nothing
@@ -39,7 +39,7 @@ def diagnosed(tmp_path):
     def run(*options, steps, script="train.py", launcher=(), stdout=subprocess.PIPE):
         job = [*launcher, sys.executable, script, str(steps)]
         command = [sys.executable, "-m", "feedline", "diagnose", *options, "--", *job]
-        return programs.run(command, cwd=tmp_path, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=120)
+        return programs.run(command, cwd=tmp_path, stdout=stdout, stderr=subprocess.PIPE, text=True)
 
     return run
 
@@ -52,7 +52,7 @@ def test_a_script_is_diagnosed_and_ends_before_it_saves_anything(diagnosed, tmp_
     assert not (tmp_path / "saved").exists()
     found = json.loads(last)
     assert set(found["diagnosis"]) == {"steps_s", "first_batch_s", "au", "stalls_s"}
-    assert found["diagnosis"]["stalls_s"]["preparation"] > 0.02 > found["diagnosis"]["steps_s"]["resident"]
+    assert found["diagnosis"]["stalls_s"]["preparation"] > 0.1 > found["diagnosis"]["steps_s"]["resident"]
     assert len(found["processes"]) == 1
 
 

@@ -31,7 +31,7 @@ sys.exit(main())
 
 
 def run(*arguments):
-    return programs.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    return programs.run([sys.executable, *arguments], capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["--version"]])

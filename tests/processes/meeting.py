@@ -4,7 +4,7 @@ import collections
 
 from feedline._src.agreement.coordination import coordination
 
-PATIENCE_S = 30
+PATIENCE_S = 120
 _met = collections.Counter()
 
 

@@ -8,7 +8,7 @@ import time
 
 import feedline
 
-feedline.cluster.initialize(timeout_s=60, abort_after_s=3)
+feedline.cluster.initialize(abort_after_s=20)
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
@@ -60,7 +60,7 @@ elif role == "one moves":
     if odd:
         feed.seek(1)
     take(3)
-    time.sleep(60)
+    time.sleep(1000)
     print("reached", flush=True)
 else:
     folder = sys.argv[2] if role == "saves" else None

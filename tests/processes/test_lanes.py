@@ -23,7 +23,7 @@ from .values import PerProcess, assert_same
 
 pytestmark = pytest.mark.slow
 
-SIZE, EPOCHS, PATIENCE_S = 16, 2, 30
+SIZE, EPOCHS, PATIENCE_S = 16, 2, 120
 LENGTHS = {"drop": [30, 23, 26, 41], "pad": [30, 3, 0, 21]}
 LAYOUTS = ["data", "permuted", "model", "model_across", "sequence", "one_leaf_everywhere"]
 STRIDE = 1000

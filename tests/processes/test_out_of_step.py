@@ -23,7 +23,7 @@ def run(*arguments):
     """Exit code and output of the two processes."""
     command = [*FEEDLINE, "launch", "--processes", "2", "--cpu", "--devices-per-process", "1", "--"]
     command += [sys.executable, str(PROGRAM), *arguments]
-    done = programs.run(command, timeout=120, capture_output=True, text=True)
+    done = programs.run(command, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 
 

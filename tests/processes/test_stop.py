@@ -76,10 +76,11 @@ def test_a_signal_to_one_process_ends_the_loop_of_all(tmp_path, measured):
     """In a loop that calls `should_stop` itself; the signal goes to a process other than process 0."""
     tell = ["sh", "-c", 'echo "pid $$"; exec "$@"', "-", *EXAMPLE, str(tmp_path / "a"), str(ENDLESS)]
     with programs.started([*LAUNCH, *tell], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
-        pids = {}
+        pids, trains = {}, False
         for line in launcher.stdout:
             pids |= {int(process): int(pid) for process, pid in re.findall(PIDS, line)}
-            if "training" in line:
+            trains |= "training" in line
+            if trains and len(pids) == 2:
                 break
         os.kill(pids[1], signal.SIGTERM)
         began = time.monotonic()
