@@ -13,10 +13,12 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
+from feedline._src.agreement import agree, all_gather  # noqa: E402
 from feedline._src.agreement.coordination import Coordination  # noqa: E402
 
 HEARTBEATS = ("feedline-heartbeat", "feedline-process-0")
 """Threads whose calls go on beside any feed."""
+agree._SLICE_S = all_gather._SLICE_S = 100.0  # a process that is late makes no further calls of the other
 calls = []
 last = {}
 """By thread: the key of its latest `get`, if that was its latest call: a wait in several parts is one call."""

@@ -82,7 +82,7 @@ def test_a_part_that_crashes_or_hangs_does_not_end_the_others(tmp_path):
     assert "in forever" in ran.stderr  # where it hung
     child = re.search(r"child (\d+)", ran.stdout)[1]
     status = Path("/proc", child, "stat")
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
         assert time.monotonic() < until, "the child process of the part is still there"
         time.sleep(0.05)

@@ -238,7 +238,10 @@ def test_hooks_that_fail_do_not_change_the_job(tmp_path):
     script = """
     from feedline._src.tools.doctor import observe, sampling
 
+    reached = set()
+
     def broken(*args, **kwargs):
+        reached.add(threading.current_thread().name)
         raise ArithmeticError("a fault of the doctor")
 
     early, step = jax.jit(lambda x: x + 1), jax.jit(lambda x: x + 1)
@@ -249,6 +252,8 @@ def test_hooks_that_fail_do_not_change_the_job(tmp_path):
         small = jnp.ones(i + 3).sum()
         float(small), jax.device_put(rows)
         time.sleep(0.05)
+    while "feedline doctor" not in reached:
+        time.sleep(0.01)
     observe._named = observe.unrolled = observe.Record.begin_loop = broken
     x = step(step(step(step(jnp.zeros(3)))))
     observe.Function.__init__ = observe.user_line = broken
@@ -312,6 +317,7 @@ def test_what_a_shell_has_started_ends_with_it(script, grace_s, tmp_path, monkey
     monkeypatch.setattr(job, "_GRACE_S", grace_s)
     os.mkfifo("pipe")
     reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
+    os.close(os.open("pipe", os.O_WRONLY))  # from now on it ends with its last writer, or if none ever comes
     began = time.monotonic()
     ran = job.run(["sh", "-c", script], os.environ, 1)
     assert next(job.job_findings(ran)).finding == "it was stopped before its end"

@@ -12,6 +12,8 @@ from planted import ROWS, Sleeping
 from trace_file import ONE, Trace, feed_of
 
 import feedline
+from feedline._src.listen import accounts as module
+from feedline._src.listen.accounts import Accounts
 from feedline._src.listen.trace import file_of_process
 
 
@@ -47,7 +49,9 @@ def test_one_trace_at_a_time(tmp_path):
     assert not (tmp_path / "c.json").exists()
 
 
-def test_another_thread_traces_while_the_loop_goes_on(tmp_path):
+def test_another_thread_traces_while_the_loop_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_MAX_RECORDS", None)  # none is dropped, however late that thread is
+
     def trace(number):
         with feed.trace(tmp_path / f"{number}.json") as path:
             time.sleep(0.01)
@@ -60,6 +64,20 @@ def test_another_thread_traces_while_the_loop_goes_on(tmp_path):
     steps = [each.result() for each in traces]
     assert all(each == list(range(each[0], each[0] + len(each))) for each in steps if each)
     assert any(steps)
+
+
+def test_a_batch_that_is_taken_while_another_thread_ends_the_trace(tmp_path, monkeypatch):
+    whole = Accounts.record_with
+
+    def later(accounts, recorder):
+        if recorder is None:
+            next(feed)
+        whole(accounts, recorder)
+
+    monkeypatch.setattr(Accounts, "record_with", later)
+    with feed_of("one thread", tmp_path) as feed, feed.trace(tmp_path / "trace.json") as path:
+        next(feed)
+    assert [span.args["step"] for span in Trace(path).named("step")] == [1, 2]  # none has a negative duration
 
 
 @pytest.mark.parametrize("error", [KeyError("mine"), KeyboardInterrupt()], ids=repr)

@@ -203,8 +203,8 @@ class Accounts:
                 self._adding.release()
 
     def _add(self, entry: Entry, transfers: Mapping[float, float]) -> None:
-        if self._recorder is not None:
-            self._recorder(entry)
+        if (recorder := self._recorder) is not None:  # read once: another thread may end a trace
+            recorder(entry)
         if isinstance(entry, float):
             self._before = None
             return

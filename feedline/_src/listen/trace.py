@@ -51,8 +51,8 @@ def traced(path: str | os.PathLike[str], sizes: Sizes, accounts: Accounts) -> It
     try:
         yield file
     finally:
-        ended = time.perf_counter()
         accounts.record_with(None)
+        ended = time.perf_counter()  # after the last record, also if the loop goes on meanwhile
         try:
             events = Events(
                 list(records),
