@@ -30,7 +30,7 @@ def good(scale):
 
 gpu.PARTS = {"crash": crash, "hang": hang, "good": good}
 gpu.report = print
-gpu._GRACE_S, gpu.__file__ = 20, __file__
+gpu._GRACE_S, gpu.__file__ = 40, __file__
 if __name__ == "__main__":
     raise SystemExit(gpu.main())
 """
@@ -78,7 +78,7 @@ def test_a_part_that_crashes_or_hangs_does_not_end_the_others(tmp_path):
     assert crash["errors"] == {"the part": "its process died with exit code 7"}
     assert [each["case"] for each in good["results"]] == ["good"]
     assert good["errors"] == {"bad": "ZeroDivisionError: integer division or modulo by zero"}
-    assert hang["errors"] == {"the part": "it hung or was too slow, and was ended after 40 s"}
+    assert hang["errors"] == {"the part": "it hung or was too slow, and was ended after 60 s"}
     assert "in forever" in ran.stderr  # where it hung
     child = re.search(r"child (\d+)", ran.stdout)[1]
     status = Path("/proc", child, "stat")
