@@ -89,6 +89,19 @@ def test_rows_are_announced_ahead_also_to_a_function_that_returns_nothing(shardi
     assert [announced[16 * ahead] for ahead in range(4)] == [0, 1, 2, 3]
 
 
+def test_rows_are_announced_again_after_a_false_of_numpy(sharding):
+    announced = []
+
+    class Fetching(Squares):
+        def will_read(self, rows, ahead):
+            announced.append(ahead)
+            return np.bool_(ahead < 2)
+
+    with Feed(Fetching(320), 16, sharding, prefetch=0) as feed:
+        next(feed), next(feed)
+    assert announced == [0, 1, 2, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [

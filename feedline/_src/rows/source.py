@@ -405,7 +405,8 @@ class UserSource(Source):
     @property
     def will_read(self) -> WillRead | None:
         given = getattr(self._given, "will_read", None)
-        return None if given is None else lambda rows, ahead: given(rows, ahead) is not False
+        # a function that returns None takes all rows; NumPy's False means False
+        return None if given is None else lambda rows, ahead: (began := given(rows, ahead)) is None or bool(began)
 
     def __len__(self) -> int:
         return len(self._given)
