@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,7 @@ class OpenOptions:
                 )
         if self.columns is not None:
             names = tuple(self.columns) if isinstance(self.columns, Iterable) else (self.columns,)
-            is_ordered = not isinstance(self.columns, str | Set)  # a set has another order in each process
+            is_ordered = not isinstance(self.columns, str | set | frozenset)  # sets differ in order by process
             if not is_ordered or not all(isinstance(name, str) for name in names):
                 raise TypeError(f"columns must be a sequence of names, got {self.columns!r}; write columns=['x']")
             object.__setattr__(self, "columns", tuple(dict.fromkeys(names)))
