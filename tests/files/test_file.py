@@ -123,3 +123,21 @@ def test_threads_that_need_one_value_read_it_once():
     assert read == ["a"]
     assert other[0] == 1
     assert all(array is got[0] for array in got)
+
+
+def test_after_a_fork_no_thread_waits_for_a_lock_of_the_parent(monkeypatch):
+    class Slow(LruCache):
+        """Another thread may run after each attribute that is set."""
+
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value)
+            if name == "_process" and values:
+                values.append(spawn(lambda: self.get("b", lambda: np.ones(1))).result(PATIENCE_S))
+
+    values = []
+    cache = Slow(300)
+    values.append(cache.get("a", lambda: np.zeros(1)))
+    with cache._lock:  # a thread of the parent holds it
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        values.append(cache.get("a", lambda: np.zeros(1)))
+    assert [value[0] for value in values] == [0, 1, 0]

@@ -331,13 +331,14 @@ class LruCache(Generic[Value]):
     """
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes, self._process = limit_bytes, os.getpid()
+        self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
         self._entries: dict[Hashable, tuple[threading.Lock, list[Value]]] = {}
         """Least recently used first. Each entry is a lock for reading the value, and a list that is empty until it
         holds the value. Guarded by _lock."""
         self._bytes = 0
         """The size of all values in _entries. Guarded by _lock."""
+        self._process = os.getpid()  # last: after a fork, another thread that reads it takes the new lock
 
     def get(self, key: Hashable, read: Callable[[], Value]) -> Value:
         """The cached value of `key`, or else what `read` returns. An exception of `read` is not cached."""
