@@ -1,6 +1,7 @@
 """HDF5 files, local and in a store, compared with what h5py reads from them."""
 
 import fcntl
+import os
 import pickle
 import re
 import sys
@@ -272,6 +273,17 @@ def test_a_file_that_this_process_writes_under_another_name_is_refused(tmp_path,
             file["x"] = LABEL
             with pytest.raises(ValueError, match="it is already open for writing in this process"):
                 feedline.open_source(tmp_path / "x.h5")
+
+
+def test_names_of_files_that_are_only_read_are_not_resolved_at_each_read(tmp_path, monkeypatch):
+    resolved = []
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("x", data=LABEL, compression="gzip")
+    source = feedline.open_source(tmp_path / "x.h5")
+    with h5py.File(tmp_path / "x.h5"):
+        monkeypatch.setattr(os.path, "realpath", resolved.append)
+        assert source[3]["x"] == LABEL[3]
+    assert not resolved
 
 
 def test_damaged_values_are_bad_rows(tmp_path):

@@ -158,12 +158,11 @@ def _used(file: File, use: Callable[[Any], T]) -> T:
     h5py = _h5py()
 
     def used(path: str) -> T:
-        place = os.path.realpath(path)
         with _lock:
             check_may_read()
             for other in h5py.h5f.get_obj_ids(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE):
-                opened_at = os.path.realpath(os.fsdecode(other.name))
-                if opened_at == place and other.get_intent() != h5py.h5f.ACC_RDONLY:
+                is_written = other.get_intent() != h5py.h5f.ACC_RDONLY  # first, since `realpath` calls the system
+                if is_written and os.path.realpath(os.fsdecode(other.name)) == os.path.realpath(path):
                     # HDF5 would give us the writer's view of the file, parts of which may not be on disk yet
                     raise ValueError("it is already open for writing in this process")
             with h5py.File(path, "r", locking="best-effort") as opened:
