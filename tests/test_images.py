@@ -191,6 +191,11 @@ DAMAGED = {
 }
 
 
+def test_the_digits_of_a_bitmap_need_no_spaces():
+    image = run(b"P1 5000 40\n" + 40 * (2500 * b"10" + b"\n"), size=1)
+    assert abs(int(image.mean()) - 127) <= 1
+
+
 @pytest.mark.parametrize("case", DAMAGED)
 def test_a_damaged_image_is_refused(case):
     data, message = DAMAGED[case]

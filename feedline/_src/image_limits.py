@@ -80,7 +80,8 @@ def _size(data: bytes) -> tuple[int, int]:
     elif data.startswith((b"II*\0", b"MM\0*")):
         return _size_of_tiff(data, "<" if data.startswith(b"II") else ">")
     elif found := _PNM.match(data):
-        kind, width, height, largest = map(int, found.groups(default=b"0"))
+        kind, width, height = map(int, found.groups()[:3])
+        largest = int((found[4] or b"0")[:9])  # of a bitmap: pixels, perhaps all of them as one number
         if kind not in (1, 4) and largest not in (255, 65535):  # OpenCV would not scale the values
             raise ValueError(f"the largest value of a PNM must be 255 or 65535, got {largest}; write it again")
     else:
