@@ -95,6 +95,21 @@ def test_a_loop_that_ends_early_tells_what_was_seen(diagnosed, tmp_path):
     assert "not measured: placed again, resident" in done.stdout
 
 
+ONE_BATCH_A_PASS = """
+import sys, jax, numpy as np, feedline
+
+feed = feedline.Feed({"x": np.zeros((64, 8), np.float32)}, 64, jax.devices()[0], epochs=1)
+for epoch in range(int(sys.argv[1])):
+    list(feed)
+"""
+
+
+def test_a_feed_of_one_batch_a_pass_is_diagnosed(diagnosed, tmp_path):
+    (tmp_path / "one.py").write_text(ONE_BATCH_A_PASS)
+    done = diagnosed("--steps", "40", script="one.py", steps=100)
+    assert (done.returncode, done.stdout[:13]) == (0, "a step takes "), done.stderr
+
+
 def test_without_a_loop_over_a_feed_it_says_so(diagnosed):
     done = diagnosed(steps=3)
     assert done.returncode == 2

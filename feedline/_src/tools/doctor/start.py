@@ -93,7 +93,8 @@ class _Diagnosing:
 def _is_over(feed: Feed, batches: int) -> bool:
     """Whether a pass ends after this number of batches. False if the length of a pass is unknown."""
     try:
-        return batches > 0 and batches % (len(feed) * feed.steps_per_call) == 0
+        # at position 0, the next pass has begun
+        return batches > 0 and feed.position > 0 and batches % (len(feed) * feed.steps_per_call) == 0
     except TypeError:
         return False
 
