@@ -21,6 +21,7 @@ from feedline._src.prefetch.pipelines import HostIterator, Prefetcher, Run, Sync
 from feedline._src.prefetch.watch import Watch
 from feedline._src.record import PlaceTimes
 from feedline._src.runtime.exit import close_at_exit
+from feedline._src.runtime.threads import this_thread
 
 if TYPE_CHECKING:
     from feedline._src.agreement.in_step import InStep, LatestValues
@@ -180,10 +181,13 @@ class Runs:
 
     def stop(self, timeout_s: float, *, reads: bool) -> str | None:
         """Close all pipelines, and wait for their threads. Returns a stuck one's name. `reads`: see `Run.join`."""
-        deadline = time.monotonic() + timeout_s
-        stuck = None
-        for run in tuple(self.alive):
+        runs, stuck, deadline = tuple(self.alive), None, time.monotonic() + timeout_s
+        for run in runs:
             run.close()
+        # a thread inside a read does not wait: one of another pipeline may do the same, and wait for this one
+        if (me := this_thread()) in [run.join(0) for run in runs]:
+            return me
+        for run in runs:
             stuck_here = run.join(max(0.0, deadline - time.monotonic()), reads=reads)
             stuck = stuck or stuck_here
             if stuck_here is None:

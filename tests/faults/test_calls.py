@@ -10,7 +10,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from background import left_behind
+from background import PATIENCE_S, arrived, left_behind
 
 from feedline import Feed, Order, Reading
 
@@ -124,6 +124,27 @@ def test_a_transform_that_asks_for_the_next_batch_gets_an_error_and_may_close_th
         next(feed)
     with pytest.raises(ValueError, match="the feed is closed"):
         next(feed)
+    feed.close()
+
+
+def test_reading_threads_of_two_pipelines_that_both_close_the_feed_do_not_wait_for_each_other():
+    def transform(batch, rows):
+        if len(rows.index) > 1:
+            inside.release()
+            arrived(both_inside)
+            feed.close(timeout_s=1000)
+            closed.release()
+        return batch
+
+    inside, both_inside, closed = threading.Semaphore(0), threading.Event(), threading.Semaphore(0)
+    feed = feed_of(np.arange(64), prefetch=2, transform=transform, reading=Reading(threads=1))
+    for position in (8, 16):  # the second pipeline begins while a thread of the first one is inside a read
+        feed.seek(0, position)
+        feed.start()
+        assert inside.acquire(timeout=PATIENCE_S)
+    both_inside.set()
+    for _ in range(2):
+        assert closed.acquire(timeout=PATIENCE_S)
     feed.close()
 
 
