@@ -2,7 +2,9 @@
 
 import contextlib
 import errno
+import itertools
 import math
+import queue
 import random
 import re
 import socket
@@ -11,10 +13,11 @@ import sys
 import threading
 import time
 from concurrent.futures import as_completed, wait
+from types import SimpleNamespace
 
 import programs
 import pytest
-from background import spawn
+from background import arrived, spawn
 
 from feedline._src.cluster import rendezvous
 from feedline._src.cluster.join import initialize
@@ -23,7 +26,7 @@ from feedline._src.cluster.rendezvous import meet
 from feedline._src.errors import FeedError, ProcessError
 from feedline._src.tools.launch import reserved_port
 
-SOON_S, LONG_S = 0.3, 30
+LONG_S = 30
 
 
 def info(port, process, processes=2):
@@ -71,21 +74,58 @@ def connected(port):
             time.sleep(0.01)
 
 
-@pytest.mark.slow
-def test_missing_processes_are_named_in_every_process(port, monkeypatch, capfd):
+@pytest.fixture
+def lines(monkeypatch):
+    """The lines that process 0 has received."""
+    found, read = queue.Queue(), rendezvous.process_in
+    monkeypatch.setattr(rendezvous, "process_in", lambda line, info: (found.put(line), read(line, info))[1])
+    return found
+
+
+def scan(port, lines):
+    """A port scanner comes, and goes once process 0 has received what it sends."""
+    with connected(port) as scanner:
+        scanner.send(b"GET")
+        assert lines.get(timeout=LONG_S) == b"GET"
+
+
+def test_missing_processes_are_named_in_every_process(port, monkeypatch, lines):
     """Process 3 had come, and then ended."""
-    monkeypatch.setattr(rendezvous, "_WARN_S", 2)
-    waiting = [met(port, 0, 4, within_s=4), met(port, 2, 4)]
-    with dying(port, 3, 4):
-        pass
-    for one in waiting:
-        with pytest.raises(
-            ProcessError, match="processes 1 and 3 did not arrive in time, or ended too early; read"
-        ) as e:
-            one.result(LONG_S)
+    late_s, told = 0, queue.Queue()
+    monkeypatch.setattr(rendezvous, "say", told.put)
+    monkeypatch.setattr(rendezvous, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + late_s))
+    first = met(port, 0, 4, within_s=4 * LONG_S)
+    with connected(port) as other:
+        other.send(b"feedline: 4 2")
+        with dying(port, 3, 4):
+            assert {lines.get(timeout=LONG_S)[-1:] for _ in range(2)} == {b"2", b"3"}
+        scan(port, lines)  # so that process 0 has noticed that end
+        late_s = 1.5 * LONG_S
+        scan(port, lines)
+        late_s = 4 * LONG_S
+        with socket.socket() as wakes:
+            wakes.connect_ex(("127.0.0.1", port))
+            with pytest.raises(
+                ProcessError, match="processes 1 and 3 did not arrive in time, or ended too early"
+            ) as e:
+                first.result(LONG_S)
+        assert b"feedline: processes 1 and 3 did not arrive in time" in other.recv(4096)
     assert e.value.process is None
-    told = r"feedline: process 0 waits for processes 1 and 3 to join, for at most [0-2] s"
-    assert len(re.findall(told, capfd.readouterr().err)) == 1
+    assert re.fullmatch(
+        r"process 0 waits for processes 1 and 3 to join, for at most \d\d s more", told.get_nowait()
+    )
+    assert told.empty()
+
+
+def test_a_process_may_stand_still_before_it_sends_its_line(port, monkeypatch, lines):
+    monkeypatch.setattr(rendezvous, "_LINE_S", 0.01)
+    first = met(port, 0, 3)
+    with connected(port) as late:
+        scan(port, lines)  # process 0 does not wait for the line
+        late.send(b"feedline: 3 1")
+        for one in (met(port, 2, 3), first):
+            assert one.result(LONG_S) is None
+        assert late.recv(4096) == b"feedline: all joined"
 
 
 def test_a_process_that_ended_may_come_again_and_other_programs_are_ignored(port):
@@ -96,18 +136,21 @@ def test_a_process_that_ended_may_come_again_and_other_programs_are_ignored(port
         assert one.result(LONG_S) is None
 
 
-def test_an_end_is_noticed_before_the_process_that_comes_again(port):
-    """While process 0 waits for the line of a port scanner, a process ends, and its successor connects."""
+def test_an_end_is_noticed_before_the_process_that_comes_again(port, monkeypatch):
+    """While process 0 is busy with a port scanner, a process ends, and its successor connects."""
+    came, read = threading.Event(), rendezvous.process_in
+    monkeypatch.setattr(
+        rendezvous, "process_in", lambda line, info: (line == b"GET" and arrived(came), read(line, info))[1]
+    )
     first = met(port, 0, 3)
-    with dying(port, 1, 3):
-        scanner = connected(port)
-    with scanner:
-        again = connected(port)
+    with dying(port, 1, 3), connected(port) as scanner:
+        scanner.send(b"GET")
+    with connected(port) as again:
         again.send(b"feedline: 3 1")
+        came.set()
         for one in (met(port, 2, 3), first):
             assert one.result(LONG_S) is None
         assert again.recv(4096) == b"feedline: all joined"
-        again.close()
 
 
 @contextlib.contextmanager
@@ -117,9 +160,8 @@ def other_program():
     def answer():
         with contextlib.suppress(OSError):
             while True:
-                connection = taken.accept()[0]
-                connection.send(b"HTTP/1.1 400 Bad Request")
-                connection.close()
+                with taken.accept()[0] as connection, contextlib.suppress(OSError):  # which may be closed
+                    connection.send(b"HTTP/1.1 400 Bad Request")
 
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as taken:  # as gRPC does
         threading.Thread(target=answer, daemon=True).start()
@@ -144,7 +186,7 @@ def test_the_port_that_the_launcher_reserved_can_be_used_by_its_run():
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_lack_of_files_is_told_to_those_that_have_arrived(port, monkeypatch, late):
+def test_a_lack_of_files_is_told_to_those_that_have_arrived(port, monkeypatch, lines, late):
     """The process that was not accepted learns it, even if process 0 has ended before its own call returns."""
     real, connect, accepted = socket.socket.accept, socket.create_connection, []
 
@@ -156,8 +198,7 @@ def test_a_lack_of_files_is_told_to_those_that_have_arrived(port, monkeypatch, l
 
     monkeypatch.setattr(socket.socket, "accept", accept)
     waiting = [met(port, 0, 3), met(port, 1, 3)]
-    while not accepted:
-        time.sleep(0.01)
+    assert lines.get(timeout=LONG_S) == b"feedline: 3 1"
 
     def connect_late(address, timeout):
         connection = connect(address, timeout)
@@ -184,17 +225,19 @@ def test_a_second_process_of_the_same_number_does_not_join(port):
     waiting[2].result(LONG_S)
 
 
-def test_a_missing_coordinator_is_an_error_at_the_deadline(port, monkeypatch, capfd):
-    monkeypatch.setattr(rendezvous, "_WARN_S", 0)
+def test_a_missing_coordinator_is_an_error_at_the_deadline(port, monkeypatch):
+    seconds, told = itertools.count(), []
+    clock = SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda seconds: None)
+    monkeypatch.setattr(rendezvous, "time", clock)
+    monkeypatch.setattr(rendezvous, "say", told.append)
     with pytest.raises(FeedError, match=rf"127.0.0.1:{port}, but it was not reached in time .*process 1"):
-        meet(info(port, process=1), time.monotonic() + SOON_S)
-    told = f"feedline: process 1 waits for process 0 to listen at 127.0.0.1:{port}, for at most 0 s more\n"
-    assert capfd.readouterr().err == told
+        meet(info(port, process=1), deadline=100)
+    assert told == [f"process 1 waits for process 0 to listen at 127.0.0.1:{port}, for at most 69 s more"]
 
 
 def test_a_connection_of_a_port_with_itself_is_no_answer(monkeypatch, port):
     """TCP makes one if the port from which it connects happens to be that to which it connects."""
-    real, tries = socket.create_connection, 0
+    real, probed, tries = socket.create_connection, socket.socket.connect_ex, 0
 
     def connect(address, timeout):
         nonlocal tries
@@ -206,6 +249,7 @@ def test_a_connection_of_a_port_with_itself_is_no_answer(monkeypatch, port):
     other = met(port, 1)
     while tries < 2:  # the first connection is closed again
         time.sleep(0.01)
+    monkeypatch.setattr(socket.socket, "connect_ex", lambda probe, at: (probe.bind(at), probed(probe, at))[1])
     first = met(port, 0)
     assert [one.result(LONG_S) for one in (other, first)] == [None, None]
 
@@ -244,10 +288,10 @@ def test_a_single_process_prints_one_line_and_does_not_join():
         "print(jax.distributed.is_initialized(), jax.process_count())"
     )
     command = [sys.executable, "-c", program]
-    done = programs.run(command, capture_output=True, text=True, timeout=60)
+    done = programs.run(command, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("False 1\n", "feedline: process 0 of 1, found no other\n")
     with open("/dev/full", "wb") as full:  # nor does it fail where the line cannot be written
-        assert programs.run(command, stdout=subprocess.PIPE, stderr=full, timeout=60).stdout == b"False 1\n"
+        assert programs.run(command, stdout=subprocess.PIPE, stderr=full).stdout == b"False 1\n"
 
 
 RUN = (
@@ -281,11 +325,11 @@ def test_a_second_run_on_the_same_port_fails_and_the_first_goes_on(port, monkeyp
         assert [one.stdout.readline() for one in first] == ["joined\n"] * 2
         for process in (1, 0):
             second = started(process)
-            out, _ = second.communicate(timeout=60)
+            out, _ = second.communicate()
             assert second.returncode == 3
             assert "perhaps another run" in out
         for one in first:
             one.stdin.write("\n")
             one.stdin.flush()
-        assert [one.communicate(timeout=60)[0] for one in first] == ["ended well\n"] * 2
+        assert [one.communicate()[0] for one in first] == ["ended well\n"] * 2
         assert [one.returncode for one in first] == [0, 0]

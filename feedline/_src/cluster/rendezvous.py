@@ -12,7 +12,6 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Mapping
 
 from feedline._src.agreement.coordination import process_names
 from feedline._src.agreement.monitor import say
@@ -29,7 +28,7 @@ _LOOK = "check that process 0 runs on that host, and that no firewall blocks the
 _TAKEN = "another program, perhaps another run, has that port, or this process is not allowed to use it"
 _RESTARTED = "this process alone was restarted: none can join its run again, so restart all processes"
 _RETRY_S = 0.2
-_LINE_S = 1.0  # for the line that a process sends as soon as it has connected
+_LINE_S = 1.0  # for a line that has begun to arrive
 _CONNECT_S = 10.0  # for an attempt to connect, which a firewall may drop
 _WARN_S = 30.0  # until a line on stderr names who is missing
 _AT_ONCE = struct.pack("ii", 1, 0)  # closes a connection without TIME_WAIT, in which it would occupy the port
@@ -49,40 +48,44 @@ def meet(info: ProcessInfo, deadline: float) -> None:
 
 def _gather(info: ProcessInfo, deadline: float) -> str:
     """In process 0: waits for the others, sends all of them the answer, and returns it."""
-    missing, arrived = set(range(1, info.processes)), dict[int, socket.socket]()
-    warn_at = time.monotonic() + _WARN_S
+    missing, warn_at = set(range(1, info.processes)), time.monotonic() + _WARN_S
     with _listen(info) as listener, selectors.DefaultSelector() as ready, contextlib.ExitStack() as connections:
         ready.register(listener, selectors.EVENT_READ)
         while missing and (now := time.monotonic()) < deadline:
             if now >= warn_at:
                 _print_wait(info, f"{process_names(sorted(missing))} to join", deadline)
                 warn_at = deadline
-            events = ready.select(min(warn_at, deadline) - now)
-            for key, _ in sorted(events, key=lambda each: each[0].data is None):  # ended processes first
-                if key.data is not None:  # readable after its line: the process has ended, and may connect again
-                    ready.unregister(arrived.pop(key.data))
-                    missing.add(key.data)
+            for key, _ in ready.select(min(warn_at, deadline) - now):
+                if key.data is None:
+                    try:
+                        connection = connections.enter_context(listener.accept()[0])
+                    except OSError as error:
+                        found = f"process 0 could not accept {process_names(sorted(missing))} ({error.strerror})"
+                        return _tell(ready, f"{found}; {_FILES}")
+                    ready.register(connection, selectors.EVENT_READ, (connection, None))  # its line may come late
                     continue
-                try:
-                    connection = connections.enter_context(listener.accept()[0])
-                except OSError as error:
-                    found = f"process 0 could not accept {process_names(sorted(missing))} ({error.strerror})"
-                    return _tell(arrived, f"{found}; {_FILES}")
+                connection, process = key.data
+                if process is not None:  # readable after its line: the process has ended, and may connect again
+                    ready.unregister(connection)
+                    missing.add(process)
+                    continue
                 process = process_in(_receive(connection, _LINE_S), info)
-                if process is None:  # a port scanner, or a process of another run
-                    connection.close()
-                elif process in missing:
-                    ready.register(connection, selectors.EVENT_READ, process)
-                    arrived[process] = connection
+                if process in missing:
+                    ready.modify(connection, selectors.EVENT_READ, (connection, process))
                     missing.remove(process)
-                else:
+                    continue
+                if process is not None:  # None: a port scanner, or a process of another run
                     _send(connection, f"another process already has the number {process}")
-        return _tell(arrived, f"{process_names(sorted(missing))} {_MISSING}" if missing else _ALL_JOINED)
+                ready.unregister(connection)
+                connection.close()
+        return _tell(ready, f"{process_names(sorted(missing))} {_MISSING}" if missing else _ALL_JOINED)
 
 
-def _tell(arrived: Mapping[int, socket.socket], answer: str) -> str:
-    for connection in arrived.values():
-        _send(connection, answer)
+def _tell(ready: selectors.BaseSelector, answer: str) -> str:
+    """Send all processes the answer; if it is an error, also those whose line has not come."""
+    for connection, process in [key.data for key in ready.get_map().values() if key.data is not None]:
+        if process is not None or answer != _ALL_JOINED:
+            _send(connection, answer)
     return answer
 
 
@@ -93,7 +96,9 @@ def _listen(info: ProcessInfo) -> socket.socket:
     sets it, too, so both could listen. Therefore the port counts as taken if something accepts a connection on it.
     """
     with socket.socket() as probe:
-        if probe.connect_ex(("127.0.0.1", info.port)) == 0:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        found = probe.connect_ex(("127.0.0.1", info.port)) == 0
+        if found and probe.getsockname()[1] != info.port:  # TCP may connect a free port with itself
             raise _unusable(info, _TAKEN)
     host = info.host if info.host in LOOPBACK else ""
     both = not host and socket.has_dualstack_ipv6()
