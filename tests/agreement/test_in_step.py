@@ -1,5 +1,6 @@
 """What processes have done with a feed is compared where their programs are at the same place."""
 
+import collections
 import dataclasses
 import sys
 
@@ -183,6 +184,24 @@ def test_the_latest_values_of_many_feeds_do_not_pile_up(services):
         evaluation.publish("times")
     assert len(services[0].dir("many")) == module._KEPT_FEEDS
     assert training.read() == evaluations[-1].read() == {0: "times"}
+
+
+def test_threads_that_build_feeds_and_publish_at_once_do_not_disturb_each_other(services, monkeypatch):
+    class Taken(collections.deque):
+        def __bool__(self):
+            return True  # it had one, which another thread has taken since
+
+    class Changed(dict):
+        def __iter__(self):
+            found = super().__iter__()
+            self["another"] = None  # which another thread has published since
+            return found
+
+    monkeypatch.setattr(module, "_dropped", Taken())
+    monkeypatch.setattr(module, "_KEPT_FEEDS", 0)
+    monkeypatch.setitem(module._latest, services[0].process, Changed())
+    InStep(services[0], "at once", 2)
+    LatestValues(services[0], "at once").publish("times")
 
 
 def test_counts_that_an_error_left_are_not_compared_and_later_ones_are(feeds):

@@ -69,8 +69,9 @@ class InStep:
         self._members = members
         self._comparison = Comparison(service, _KEPT_MOVES)
         self._closed = False
-        while _dropped:
-            _forget(service, *_dropped.popleft())
+        with contextlib.suppress(IndexError):  # none is left; another thread may have taken the last one
+            while True:
+                _forget(service, *_dropped.popleft())
         _of_feeds.add(weakref.ref(self, _of_feeds.discard))
 
     def __del__(
@@ -220,8 +221,8 @@ class LatestValues:
         kept.pop(key, None)
         kept[key] = None
         if len(kept) > _KEPT_FEEDS:
-            oldest = next(iter(kept))
-            kept.pop(oldest, None)  # another thread may have removed it
+            oldest = next(iter(kept.copy()))  # another thread may add or remove one meanwhile
+            kept.pop(oldest, None)
             self._service.delete(oldest)
 
     def read(self) -> dict[int, str]:
