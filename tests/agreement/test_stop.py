@@ -31,10 +31,8 @@ def test_the_first_signal_is_caught_and_the_second_acts_as_before(number, capfd)
     finally:
         signal.signal(number, usual)
     name = "SIGTERM" if number == signal.SIGTERM else "Ctrl-C"
-    assert (
-        capfd.readouterr().err
-        == f"feedline: the loop ends after this step; a second {name} ends the process at once\n"
-    )
+    told = f"feedline: the loop ends after this step; a second {name} ends the process at once\n"
+    assert capfd.readouterr().err.count(told) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -72,7 +70,7 @@ def test_a_forked_child_ends_at_its_first_signal():
         "    os._exit(0)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), should_stop(2))"
     )
-    done = programs.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = programs.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "-15 False\n")
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import programs
 import pytest
 
-DEADLINE_S = 30
+DEADLINE_S = 120
 LAUNCHER = """
 import json, sys
 from feedline._src.tools.launch import Launch

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import programs
 import pytest
 
-PATIENCE_S = 120
+PATIENCE_S = 300
 """How long a program may take that nobody ends."""
-LEAVES_S = 10
+LEAVES_S = 30
 """How long after the end of a program its other processes may take to end."""
 
 

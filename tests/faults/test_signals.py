@@ -10,7 +10,7 @@ import time
 import pytest
 
 pytestmark = pytest.mark.slow
-PATIENCE_S = 120
+PATIENCE_S = 300
 
 BEFORE = """
 import sys, threading, time
@@ -98,7 +98,7 @@ def test_ctrl_c_while_workers_start(start, measured):
     """They import jax for seconds, and must not show a traceback each."""
     program = start(WHILE_WORKERS_START)
     lines_until(program, "starts")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while len(program.processes()) < 4 and time.monotonic() < deadline:  # with Python's resource tracker
         time.sleep(0.01)
     time.sleep(0.5)
@@ -122,13 +122,14 @@ class Stuck:
         out["x"][:] = rows
     def close(self):
         pass
-with feedline.Feed(Stuck(), 8, one, order=feedline.Order(shuffle=False)) as feed:
-    print("waits", flush=True)
-    try:
-        for batch in feed:
-            pass
-    finally:
+class Feed(feedline.Feed):
+    def close(self):
         print("closes", flush=True)
+        super().close()
+with Feed(Stuck(), 8, one, order=feedline.Order(shuffle=False)) as feed:
+    print("waits", flush=True)
+    for batch in feed:
+        pass
 """
 
 
@@ -138,7 +139,6 @@ def test_a_second_ctrl_c_ends_a_program_whose_close_waits_for_a_read(start, meas
     time.sleep(1)
     os.killpg(program.process.pid, signal.SIGINT)
     lines_until(program, "closes")
-    time.sleep(0.5)
     ended, seconds = signalled(program, signal.SIGINT)
     measured("Ctrl-C twice, while a read hangs", seconds)
     assert ended.returncode == -signal.SIGINT
@@ -156,7 +156,7 @@ PROCESSES = ["launch", "--processes", "2", "--cpu", "--", *TRAIN]
 def test_training_goes_on_from_the_last_checkpoint_after_its_launcher_was_killed(start, measured, tmp_path):
     checkpoints = ["--width", "16", "--checkpoint-dir", "runs", "--save-every", "20", "--steps"]
     program = start(FEEDLINE, *PROCESSES, *checkpoints, "1000000000")
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_S
     while len(saved(tmp_path / "runs")) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     began = time.monotonic()

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -57,8 +58,11 @@ if __name__ == "__main__":
 """
     done, delay_s = run(tmp_path, WORKERS + body, flags=())
     assert done.returncode == code
-    assert delay_s < 10  # and nobody holds standard output or standard error any more
-    assert not any(_runs(pid) for pid in _said(done, "workers"))
+    assert delay_s < 30  # and nobody holds standard output or standard error any more
+    deadline = time.monotonic() + 30
+    while any(_runs(pid) for pid in _said(done, "workers")):  # a process closes its files shortly before its end
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     measured("the training process is killed, gets SIGTERM or calls `os._exit`", delay_s)
 
 
