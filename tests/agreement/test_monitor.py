@@ -81,7 +81,7 @@ def _line_unless(process, said):
 
 
 def test_an_exception_ends_the_other_processes_whatever_they_wait_for(tmp_path):
-    ended = run_roles(tmp_path, "feed", "unreadable", "builds", "collective", "iterates", abort_after_s=8.0)
+    ended = run_roles(tmp_path, "feed", "unreadable", "hears_late", "collective", "iterates", abort_after_s=8.0)
     told = "process 1 failed: RowError: the dataset failed on this row with ArithmeticError: as it was told to"
     row = "row 2, epoch 0, position 2"
     where = {"stage": "read", "process": 1, "row": 2, "epoch": 0, "position": 2}

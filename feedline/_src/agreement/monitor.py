@@ -44,7 +44,7 @@ _FOREVER_S = 1e9
 _BEATS = 4  # a process is silent if it missed this many beats in a row; process 0 looks once more, to be sure
 _CALLS_PER_S = 500  # the most for all heartbeats together: with thousands of processes, each beats more rarely
 _WARN_S = 30.0  # this long after the first process has ended, the others print a line that names it
-_JOIN_S = 10.0  # how long the exit waits for calls of the heartbeats that are in flight
+_JOIN_S = 10.0  # how long the exit waits for calls of the heartbeats in flight, and for the line that says why
 _OUTPUT_S = 1.0  # how long the end of this process waits for its last output
 _PROCESS_0_S = 2.0  # how long process 0, which stores the keys, waits for the others to end
 _UNWRITABLE = (OSError, ValueError, AttributeError)  # a full disk, a closed stream, no stream (None)
@@ -216,7 +216,7 @@ class Monitor:
     def leave(self, code: int) -> NoReturn:
         self._code = code
         if self.failure is not None:  # this thread may have raised the failure before the monitor prints it
-            self._reported.wait(_OUTPUT_S)
+            self._reported.wait(_JOIN_S)
         self._end(code, self._abort_after_s + _PROCESS_0_S)
 
     def _await_failure(self) -> None:
