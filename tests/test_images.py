@@ -259,8 +259,7 @@ def test_a_label_is_an_integer_or_its_digits(value, label):
 
 
 @pytest.mark.parametrize(
-    "value",
-    [2.7, np.float32("nan"), b"1_0", b"07", b"-0", b"+1", b" 1", b"1.0", b"", "\u0663", b"\xff", None, 1j],
+    "value", [2.7, np.float32("nan"), b"1_0", b"07", b"-0", b"+1", b" 1", b"1.0", b"", "\u0663", b"\xff", None, 1j]
 )
 def test_a_label_that_is_no_exact_integer_is_refused(value):
     with pytest.raises(

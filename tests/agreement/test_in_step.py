@@ -11,15 +11,7 @@ from real_service import joined
 
 import feedline
 from feedline._src.agreement import in_step as module
-from feedline._src.agreement.in_step import (
-    Count,
-    InStep,
-    LatestValues,
-    Place,
-    counts,
-    ends_differ,
-    more_than,
-)
+from feedline._src.agreement.in_step import Count, InStep, LatestValues, Place, counts, ends_differ, more_than
 
 KEY = "feedline/agree/2-a/1"
 PLACE = Place(step=5, epoch=2, position=0)
@@ -187,19 +179,17 @@ def test_the_latest_values_of_many_feeds_do_not_pile_up(services):
 
 
 def test_threads_that_build_feeds_and_publish_at_once_do_not_disturb_each_other(services, monkeypatch):
-    class Taken(collections.deque):
+    class Dropped(collections.deque):
         def __bool__(self):
             return True  # it had one, which another thread has taken since
 
-    class Changed(dict):
+    class Latest(dict):
         def __iter__(self):
-            found = super().__iter__()
-            self["another"] = None  # which another thread has published since
-            return found
+            return (super().__iter__(), self.setdefault("of another thread"))[0]
 
-    monkeypatch.setattr(module, "_dropped", Taken())
+    monkeypatch.setattr(module, "_dropped", Dropped())
     monkeypatch.setattr(module, "_KEPT_FEEDS", 0)
-    monkeypatch.setitem(module._latest, services[0].process, Changed())
+    monkeypatch.setitem(module._latest, services[0].process, Latest())
     InStep(services[0], "at once", 2)
     LatestValues(services[0], "at once").publish("times")
 

@@ -166,14 +166,8 @@ def test_without_a_monitor_only_waits_inside_feedline_raise_the_failure(tmp_path
     assert "failed" not in ended.err[1]
 
 
-def test_the_monitor_starts_after_jax_has_joined(tmp_path):
-    ended = run_roles(tmp_path, "sleeps", "raises", environ=BY_JAX)
-    assert ended.codes == [1, 1]
-    assert "feedline: process 1 failed: ArithmeticError: as it was told to\n" in ended.err[0]
-
-
-def test_an_exception_is_reported_though_another_hook_prints_it(tmp_path):
-    ended = run_roles(tmp_path, "sleeps", "hooked")
+def test_the_monitor_starts_after_jax_has_joined_and_another_hook_may_print_exceptions(tmp_path):
+    ended = run_roles(tmp_path, "sleeps", "hooked", environ=BY_JAX)
     assert ended.codes == [1, 1]
     assert ended.out[1].endswith("pretty\n")
     assert "feedline: process 1 failed: ArithmeticError: as it was told to\n" in ended.err[0]

@@ -91,10 +91,7 @@ def test_the_manifest_of_the_example_is_what_is_printed(capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"hosts": "2", "print_for": None},
-            r"this machine only, found --hosts 2; --print slurm, mpirun",
-        ),
+        ({"hosts": "2", "print_for": None}, r"this machine only, found --hosts 2; --print slurm, mpirun"),
         ({"hosts": "0"}, "--hosts must be a number above 0, or names such as dgx1,dgx2, found '0'"),
         ({"hosts": "a,,b"}, "found 'a,,b'"),
         ({"hosts": "a;rm"}, "found 'a;rm'"),

@@ -74,11 +74,7 @@ def test_JAX_LOCAL_DEVICE_IDS_is_removed_where_gpus_are_divided():
 @pytest.mark.parametrize(
     ("processes", "devices", "message"),
     [
-        (
-            3,
-            None,
-            r"3 processes with 1 GPUs each were asked for, found 2 GPUs \(0,1\); ask for fewer .* --cpu",
-        ),
+        (3, None, r"3 processes with 1 GPUs each were asked for, found 2 GPUs \(0,1\); ask for fewer .* --cpu"),
         (2, 2, r"2 processes with 2 GPUs each were asked for, found 2 GPUs \(0,1\)"),
     ],
 )

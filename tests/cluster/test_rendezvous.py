@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import programs
 import pytest
-from background import arrived, spawn
+from background import spawn
 
 from feedline._src.cluster import rendezvous
 from feedline._src.cluster.join import initialize
@@ -82,13 +82,6 @@ def lines(monkeypatch):
     return found
 
 
-def scan(port, lines):
-    """A port scanner comes, and goes once process 0 has received what it sends."""
-    with connected(port) as scanner:
-        scanner.send(b"GET")
-        assert lines.get(timeout=LONG_S) == b"GET"
-
-
 def test_missing_processes_are_named_in_every_process(port, monkeypatch, lines):
     """Process 3 had come, and then ended."""
     late_s, told = 0, queue.Queue()
@@ -99,58 +92,35 @@ def test_missing_processes_are_named_in_every_process(port, monkeypatch, lines):
         other.send(b"feedline: 4 2")
         with dying(port, 3, 4):
             assert {lines.get(timeout=LONG_S)[-1:] for _ in range(2)} == {b"2", b"3"}
-        scan(port, lines)  # so that process 0 has noticed that end
-        late_s = 1.5 * LONG_S
-        scan(port, lines)
+        for late in (0, 1.5 * LONG_S):
+            late_s = late  # before the second, process 0 has noticed that end
+            with connected(port) as scanner:
+                scanner.send(b"GET")
+                assert lines.get(timeout=LONG_S) == b"GET"
         late_s = 4 * LONG_S
         with socket.socket() as wakes:
             wakes.connect_ex(("127.0.0.1", port))
-            with pytest.raises(
-                ProcessError, match="processes 1 and 3 did not arrive in time, or ended too early"
-            ) as e:
-                first.result(LONG_S)
-        assert b"feedline: processes 1 and 3 did not arrive in time" in other.recv(4096)
-    assert e.value.process is None
+            error = first.exception(LONG_S)
+        missing = "processes 1 and 3 did not arrive in time, or ended too early; read"
+        assert f"feedline: {missing}" in other.recv(4096).decode()
+    assert (type(error), error.process, missing in str(error)) == (ProcessError, None, True)
     assert re.fullmatch(
         r"process 0 waits for processes 1 and 3 to join, for at most \d\d s more", told.get_nowait()
     )
     assert told.empty()
 
 
-def test_a_process_may_stand_still_before_it_sends_its_line(port, monkeypatch, lines):
+def test_a_process_that_ended_may_come_again_and_nothing_else_holds_others_up(port, monkeypatch, lines):
+    """Other programs, and a process that stands still before it sends its line."""
     monkeypatch.setattr(rendezvous, "_LINE_S", 0.01)
     first = met(port, 0, 3)
     with connected(port) as late:
-        scan(port, lines)  # process 0 does not wait for the line
-        late.send(b"feedline: 3 1")
-        for one in (met(port, 2, 3), first):
-            assert one.result(LONG_S) is None
+        with dying(port, 1, 3), connected(port) as other:  # and a port scanner
+            other.send(b"GET / HTTP/1.1\r\n\r\n")
+            assert {lines.get(timeout=LONG_S)[:6] for _ in range(2)} == {b"feedli", b"GET / "}
+        late.send(b"feedline: 3 2")
+        assert (met(port, 1, 3).result(LONG_S), first.result(LONG_S)) == (None, None)
         assert late.recv(4096) == b"feedline: all joined"
-
-
-def test_a_process_that_ended_may_come_again_and_other_programs_are_ignored(port):
-    first = met(port, 0, 3)
-    with dying(port, 1, 3), connected(port) as other:  # and a port scanner
-        other.send(b"GET / HTTP/1.1\r\n\r\n")
-    for one in (met(port, 1, 3), met(port, 2, 3), first):
-        assert one.result(LONG_S) is None
-
-
-def test_an_end_is_noticed_before_the_process_that_comes_again(port, monkeypatch):
-    """While process 0 is busy with a port scanner, a process ends, and its successor connects."""
-    came, read = threading.Event(), rendezvous.process_in
-    monkeypatch.setattr(
-        rendezvous, "process_in", lambda line, info: (line == b"GET" and arrived(came), read(line, info))[1]
-    )
-    first = met(port, 0, 3)
-    with dying(port, 1, 3), connected(port) as scanner:
-        scanner.send(b"GET")
-    with connected(port) as again:
-        again.send(b"feedline: 3 1")
-        came.set()
-        for one in (met(port, 2, 3), first):
-            assert one.result(LONG_S) is None
-        assert again.recv(4096) == b"feedline: all joined"
 
 
 @contextlib.contextmanager
@@ -227,8 +197,7 @@ def test_a_second_process_of_the_same_number_does_not_join(port):
 
 def test_a_missing_coordinator_is_an_error_at_the_deadline(port, monkeypatch):
     seconds, told = itertools.count(), []
-    clock = SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda seconds: None)
-    monkeypatch.setattr(rendezvous, "time", clock)
+    monkeypatch.setattr(rendezvous, "time", SimpleNamespace(monotonic=lambda: next(seconds), sleep=str))
     monkeypatch.setattr(rendezvous, "say", told.append)
     with pytest.raises(FeedError, match=rf"127.0.0.1:{port}, but it was not reached in time .*process 1"):
         meet(info(port, process=1), deadline=100)

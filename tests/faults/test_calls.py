@@ -143,8 +143,7 @@ def test_reading_threads_of_two_pipelines_that_both_close_the_feed_do_not_wait_f
         feed.start()
         assert inside.acquire(timeout=PATIENCE_S)
     both_inside.set()
-    for _ in range(2):
-        assert closed.acquire(timeout=PATIENCE_S)
+    assert all(closed.acquire(timeout=PATIENCE_S) for _ in range(2))
     feed.close()
 
 

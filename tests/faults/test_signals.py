@@ -128,8 +128,7 @@ class Feed(feedline.Feed):
         super().close()
 with Feed(Stuck(), 8, one, order=feedline.Order(shuffle=False)) as feed:
     print("waits", flush=True)
-    for batch in feed:
-        pass
+    list(feed)
 """
 
 

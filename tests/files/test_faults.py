@@ -147,10 +147,7 @@ def test_a_feed_continues_from_its_state_after_a_store_was_gone_for_too_long(sto
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (
-            403,
-            r"must let this process read it, and .*x.npy failed with 403 Forbidden; check the address",
-        ),
+        (403, r"must let this process read it, and .*x.npy failed with 403 Forbidden; check the address"),
         (401, "401 Unauthorized"),
         (400, "must answer requests, and .* 400 Bad Request"),
         (301, r"must be asked in its own region \(AWS_REGION\)"),

@@ -27,12 +27,7 @@ def of_date_and_size(age_s):
 
 @pytest.mark.parametrize(
     "validators",
-    [
-        lambda data: [],
-        lambda data: [("ETag", 'W/"weak"')],
-        lambda data: [date(0)],
-        of_date_and_size(0),
-    ],
+    [lambda data: [], lambda data: [("ETag", 'W/"weak"')], lambda data: [date(0)], of_date_and_size(0)],
     ids=["no version", "a weak ETag", "a date of this minute", "an ETag of date and size"],
 )
 def test_an_object_without_a_strong_version_is_refused(store, options, bucket, validators):

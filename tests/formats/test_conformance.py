@@ -21,13 +21,7 @@ from feedline._src.files.client import clients
 from feedline._src.formats.open_options import OpenOptions
 from feedline._src.formats.registry import formats
 
-GIVEN = {
-    "dtype": np.int8,
-    "window": 2,
-    "columns": ["x"],
-    "cache_bytes": 1,
-    "missing_chunks": "fill",
-}
+GIVEN = {"dtype": np.int8, "window": 2, "columns": ["x"], "cache_bytes": 1, "missing_chunks": "fill"}
 
 
 def files_of(path):

@@ -311,8 +311,7 @@ def test_a_damaged_chunk_with_a_checksum_makes_bad_rows(tmp_path, options):
     source = feedline.open_source(path)
     np.testing.assert_array_equal(source[19]["image"], IMAGE[19])
     with pytest.raises(
-        feedline.RowError,
-        match=r"stored together could not be read: /image: .*; the file is damaged",
+        feedline.RowError, match=r"stored together could not be read: /image: .*; the file is damaged"
     ) as caught:
         source[20]
     assert (caught.value.row, caught.value.file) == (20, str(path))

@@ -98,10 +98,7 @@ def test_what_limits_training_and_what_to_change(given, how, bound, advice):
     ("given", "how"),
     [
         ({"read": 0.0008, "place": 0.0004, "cpu": 0.0005, "wait": 0.0019}, HOW),
-        (
-            {"read": 0.0008, "place": 0.0004, "cpu": 0.0005, "wait": 0.0019},
-            but(gil_wait_s=0.006),
-        ),
+        ({"read": 0.0008, "place": 0.0004, "cpu": 0.0005, "wait": 0.0019}, but(gil_wait_s=0.006)),
         # it holds the GIL, but for a fraction of the loop's time
         ({"read": 0.006, "loop": 0.100, "wait": 0.019, "cpu": 0.006}, HELD),
     ],

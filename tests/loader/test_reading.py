@@ -36,8 +36,7 @@ def path(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "reading",
-    [Reading(threads=0), Reading(threads=1), Reading(threads=7, buffer=2), Reading(threads=2, buffer=5)],
+    "reading", [Reading(threads=0), Reading(threads=1), Reading(threads=7, buffer=2), Reading(threads=2, buffer=5)]
 )
 def test_batches_do_not_depend_on_threads_or_buffers(sharding, delivered, path, reading):
     batches = delivered(Feed({"x": path}, 24, sharding, epochs=2, reading=reading, transform=_noisy))

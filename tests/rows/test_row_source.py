@@ -13,10 +13,7 @@ class Squares:
     """Row i holds i and i² mod 1009. Nothing is stored, so there may be any number of rows."""
 
     def __init__(self, count, fails_at=None, fault=None):
-        self.spec = {
-            "row": jax.ShapeDtypeStruct((2,), np.uint32),
-            "square": jax.ShapeDtypeStruct((), np.int16),
-        }
+        self.spec = {"row": jax.ShapeDtypeStruct((2,), np.uint32), "square": jax.ShapeDtypeStruct((), np.int16)}
         self.identity = {"kind": "squares", "count": count}
         self.count, self.fails_at, self.fault = count, fails_at, fault
         self.read_rows = self.closed = 0

@@ -410,7 +410,4 @@ def test_the_page(tmp_path, monkeypatch, capsys):
     names = {}
     for block in re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE):
         exec(compile(block, "<formats.md>", "exec"), names)
-    assert capsys.readouterr().out.splitlines() == [
-        "(40, 4)",
-        "True",
-    ]
+    assert capsys.readouterr().out.splitlines() == ["(40, 4)", "True"]
