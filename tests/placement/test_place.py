@@ -1,12 +1,14 @@
 """Placed arrays have the values that were placed, leaf by leaf; leaves that do not fit are refused."""
 
 import sys
+import time
 from typing import NamedTuple
 
 import jax
 import numpy as np
 import programs
 import pytest
+from background import at_once
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, SingleDeviceSharding
@@ -24,6 +26,7 @@ from partitions import (
     processes,
 )
 
+from feedline._src.placement import place
 from feedline._src.placement.place import (
     Placement,
     broadcast,
@@ -165,3 +168,11 @@ def test_placing_creates_no_type_of_jax_which_two_threads_could_do_at_once(built
     script = _FIRST_BATCH.replace("BUILT", built)
     found = programs.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert found.stdout == "set()\n"
+
+
+def test_one_thread_at_a_time_prepares_jax(monkeypatch):
+    calls = []
+    monkeypatch.setattr(jax, "make_array_from_callback", lambda *_: (calls.append(None), time.sleep(0.05)))
+    monkeypatch.setattr(place, "_prepared", [])
+    at_once(lambda _: place.prepare_jax(), range(2))
+    assert calls == [None]

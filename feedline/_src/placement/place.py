@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -112,16 +113,27 @@ class Placement:
         ]
 
 
-@functools.cache
+_preparing, _prepared = threading.RLock(), list[None]()
+
+
 def prepare_jax() -> None:
     """Let jax create its device iterator before any thread places a batch.
 
     jaxlib creates the iterator's Python type at its first use. If two threads do this at once, they can crash: of
     192 processes on two cores, two ended by SIGSEGV and three by a TypeError in jax (0.10).
     """
-    with jax.transfer_guard_host_to_device("allow"):
-        sharding = SingleDeviceSharding(jax.local_devices()[0])
-        jax.make_array_from_callback((), sharding, lambda _: np.zeros((), np.uint8))
+    if _prepared:
+        return
+    acquired = _preparing.acquire(timeout=10)  # an interrupt may have left it held
+    try:
+        if not _prepared:
+            with jax.transfer_guard_host_to_device("allow"):
+                sharding = SingleDeviceSharding(jax.local_devices()[0])
+                jax.make_array_from_callback((), sharding, lambda _: np.zeros((), np.uint8))
+            _prepared.append(None)
+    finally:
+        if acquired:
+            _preparing.release()
 
 
 def check_not_split(name: str, leaf: jax.ShapeDtypeStruct) -> None:
