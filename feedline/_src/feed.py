@@ -291,8 +291,7 @@ class Feed(FeedBase):
                     stuck,
                     timeout_s,
                 )
-        elif not self._released:
-            self._released = True
+        elif next(self._releases, False):
             self._running.access.buffers.staging.close()  # after a move, `_sizes` may not have it
             self._sizes.close()
         in_step = self._stages.in_step

@@ -68,7 +68,7 @@ class FeedBase(ProcessBound):
         self._delivered = Delivered(0, Cursor(0, 0), None)  # replaced as a whole, with each delivery
         self._exhausted = False  # the pass is over; `iter` begins the next pass
         self._closed = False
-        self._released = False  # the source was closed
+        self._releases = iter([True])  # whichever thread takes it closes the source
         self._loop_began: int | None = None  # the step at which `iter` began to loop over this pass
         self._single_thread = SingleThread()  # for `next`, `seek`, `set_state` and the like
         # the pipeline that reads ahead; None: none was started, or `next` is taking a batch from it now
