@@ -212,9 +212,7 @@ def test_close_wakes_a_thread_that_waits():
     go.set()
 
 
-def test_after_a_stall_the_next_call_waits_for_the_same_batch(monkeypatch):
-    reading = Reading(stall_warning_s=0.05, stall_error_s=0.1)
-    monkeypatch.setattr("feedline._src.drop_in.Reading", lambda: reading)
+def test_after_a_stall_the_next_call_waits_for_the_same_batch():
     goes_on = threading.Event()
 
     def slow():
@@ -224,8 +222,11 @@ def test_after_a_stall_the_next_call_waits_for_the_same_batch(monkeypatch):
 
     batches = prefetch_to_mesh(slow(), SHARDING)
     assert int(next(batches)["x"][0, 0]) == 0
+    watch = batches._prefetcher._watch
+    watch._reading = Reading(stall_warning_s=0.05, stall_error_s=0.1)
     with pytest.raises(StallError) as stalled:
         next(batches)
+    watch._reading = Reading()
     assert stalled.value.__notes__ == [
         "feedline: call next again to go on waiting; prefetch_to_mesh has no such limit with prefetch=0"
     ]

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import threading
 
 import jax
 import jax.numpy as jnp
@@ -55,14 +54,6 @@ def expected_batches(n, batch_size, remainder, epochs):
     if remainder == "pad":
         return [batch + [-1] * (batch_size - len(batch)) for batch in batches]
     return [batch for batch in batches if len(batch) == batch_size]
-
-
-def all_prefetched():
-    """Wait until the reading threads have placed all there is, and ended."""
-    for thread in threading.enumerate():
-        if thread.name.startswith("feedline-read-"):
-            thread.join(PATIENCE_S)
-            assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
@@ -156,7 +147,8 @@ def test_a_state_is_of_what_was_delivered_however_much_is_prefetched():
     with feed_of(43, 8, remainder="pad", epochs=1, prefetch=9) as feed:
         fresh = feed.get_state()
         taken = [rows_in(next(feed)), rows_in(next(feed))]
-        all_prefetched()
+        for thread in feed._run._threads:
+            thread.join(PATIENCE_S)  # until all there is has been placed
         assert feed.statistics().ready == 4
         state = feed.get_state()
         assert {key: state[key] for key in ("version", "step", "epoch", "position")} == {

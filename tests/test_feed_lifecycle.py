@@ -64,10 +64,6 @@ def rows_in(batch):
     return np.asarray(batch["row"]).tolist()
 
 
-def reading_threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("feedline-read-")]
-
-
 READINGS = [
     pytest.param({"prefetch": prefetch, "reading": Reading(threads=threads)}, id=f"{prefetch}-{threads}")
     for prefetch, threads in [(0, 0), (1, 0), (2, 1), (2, 3), (20, 2)]
@@ -411,7 +407,7 @@ def test_every_end_of_a_run_ends_its_threads(way):
             list(feed)
     else:
         next(feed)
-        assert len(reading_threads()) == 3 + 2
+        assert [thread.is_alive() for thread in feed._run._threads] == [True] * (3 + 2)
         feed.seek(0) if way == "seek" else feed.close()
     assert left_behind(before) == []
     feed.close()
@@ -468,7 +464,7 @@ def test_taking_a_ready_batch_costs_the_same_calls_whatever_is_in_it():
         source = {f"x{i}": np.zeros((4 * batch_size, 16), np.float32) for i in range(leaves)}
         with Feed(source, batch_size, SHARDING, epochs=1, prefetch=9, reading=Reading(threads=1)) as feed:
             next(feed)
-            for thread in reading_threads():
+            for thread in feed._run._threads:
                 thread.join(PATIENCE_S)  # until all is placed
             assert feed.statistics().ready == 3
             count = 0

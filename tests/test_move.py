@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from background import PATIENCE_S
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from row_sources import Numbered
 
 import feedline
 
@@ -129,24 +128,19 @@ def test_a_move_that_does_not_suit_changes_nothing():
         feed.move(on(4))
 
 
-class Waits(Numbered):
-    """Says when it is read."""
-
-    def __init__(self):
-        super().__init__(48, row=np.int32())
-        self.read_first = threading.Event()
-
-    def read(self, rows, out):
-        super().read(rows, out)
-        self.read_first.set()
-
-
 def test_a_feed_that_is_started_reads_before_its_first_next():
-    source = Waits()
-    with feedline.Feed(source, 24, on(8), order=feedline.Order(shuffle=False), epochs=1) as feed:
+    read = threading.Event()
+
+    def transform(batch, rows):
+        if len(rows.index) > 1:  # not the look at one row when the feed is built
+            read.set()
+        return batch
+
+    rows, order = {"row": ROWS["row"][:48]}, feedline.Order(shuffle=False)
+    with feedline.Feed(rows, 24, on(8), order=order, epochs=1, transform=transform) as feed:
         feed.set_state({**feed.get_state(), "position": 24})
         feed.start()
-        assert source.read_first.wait(PATIENCE_S)
+        assert read.wait(PATIENCE_S)
         feed.start()  # a second one does nothing
         assert feed.get_state()["position"] == 24
         assert taken(feed, 5) == [(list(range(24, 48)), 8)]

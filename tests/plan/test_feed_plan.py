@@ -205,11 +205,11 @@ def test_no_row_is_read_and_no_thread_starts():
         def read(self, rows, out):
             raise AssertionError("a row was read")
 
-    before = threading.enumerate()
+    before = set(threading.enumerate())
     source = Unread(100, x=np.zeros(3, np.float32))  # to close it raises an error, too
     plan = plan_of(source, 16, transform=lambda batch, rows: {"y": batch["x"].astype(np.int8)})
     assert plan.spec["y"].dtype == np.int8
-    assert threading.enumerate() == before
+    assert set(threading.enumerate()) <= before  # those of other tests may end
 
 
 PROGRAM = """
@@ -227,7 +227,7 @@ def test_a_plan_needs_no_device():
     """jax has no such platform, so that a look at any device would fail."""
     environ = os.environ | {"JAX_PLATFORMS": "none"}
     command = [sys.executable, "-W", "error", "-c", PROGRAM]
-    done = programs.run(command, capture_output=True, text=True, check=True, env=environ, timeout=60)
+    done = programs.run(command, capture_output=True, text=True, check=True, env=environ)
     assert done.stdout == f"[8188, 8189, 8190, 8191] {tuple(range(16376, 16384))} {4 * 2 * (2 * 4 + 1)}\n"
 
 

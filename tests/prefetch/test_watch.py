@@ -1,6 +1,7 @@
 """The watchdog, on a clock that the test moves: what counts as waiting, and when it warns and raises."""
 
 import contextlib
+import gc
 import itertools
 import logging
 import sys
@@ -183,17 +184,19 @@ def test_an_interrupt_anywhere_in_an_alarm_leaves_neither_a_lock_nor_a_thread(wa
                 raise KeyboardInterrupt
             return trace
 
+        gc.disable()  # it could finalize what other tests left, which would be interrupted in place of the alarm
         try:
             with alarmed(PATIENCE_S, pytest.fail):
                 sys.settrace(trace)
         except KeyboardInterrupt:
             pass
         sys.settrace(None)
+        gc.enable()
         return at <= 0
 
     before = {*sys._current_frames()}
     for at in itertools.count(1):
-        if not spawn(lambda at=at: interrupted(at)).result(PATIENCE_S / 3):
+        if not spawn(lambda at=at: interrupted(at)).result(PATIENCE_S):
             break
     assert at > 5
     assert alive_except(before) == set()
@@ -210,13 +213,15 @@ def test_a_hang_without_prefetch_is_warned_of(warned):
             arrived(warned)
             super().read(rows, out)
 
+    before = {*sys._current_frames()}
     with Feed(Hanging(8, x=np.int32(0)), 8, SHARDING, prefetch=0, reading=READING) as feed:
-        warned.clear()  # of the build, on a slow machine
+        assert alive_except(before) == set()  # the alarm of the build, which on a slow machine warns, too
+        warned.clear()
         warned.text.clear()
         assert sorted(np.asarray(next(feed)["x"])) == [*range(8)]
     (message,) = warned.text
     assert 'while `next` makes a batch itself; the last stage was "read". Stacks' in message
-    assert "in read\n" in message
+    assert "in take\n" in message
 
 
 def test_a_hang_while_a_feed_is_built_is_warned_of(warned):
@@ -224,7 +229,7 @@ def test_a_hang_while_a_feed_is_built_is_warned_of(warned):
         arrived(warned)
         return {"x": np.int32(index)}
 
-    Feed(grain.MapDataset.range(8).map(read), 8, SHARDING, reading=Reading(stall_warning_s=0.5)).close()
+    Feed(grain.MapDataset.range(8).map(read), 8, SHARDING, reading=READING).close()
     (message,) = warned.text
-    assert message.startswith("building a feed has taken 0.5 s so far: it opens the source, reads its first row")
-    assert "in read\n" in message
+    assert message.startswith("building a feed has taken 0.02 s so far: it opens the source, reads its first row")
+    assert "in build\n" in message
