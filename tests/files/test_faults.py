@@ -10,14 +10,14 @@ import types
 
 import numpy as np
 import pytest
-from background import PATIENCE_S, spawn
+from background import PATIENCE_S, arrived, spawn
 from store_server import etag, serving
 from stored import BLOCK, ROWS, npy
 
 import feedline
 from feedline._src.files import hedging
 from feedline._src.files.client import RemoteObject, client_of, clients
-from feedline._src.files.fetcher import Fetcher, fetcher
+from feedline._src.files.fetcher import Fetcher, InFlight, fetcher
 from feedline._src.files.store import Url
 
 
@@ -289,6 +289,26 @@ def test_after_a_failure_a_store_that_had_answered_may_again_be_away_for_as_long
     with pytest.raises(feedline.FeedError, match="503 Service"):
         fetcher().run(client.version("x.npy")).result()
     assert client_of(store.url, 0.2) is client
+
+
+def test_a_request_that_has_ended_is_not_taken_for_one_in_flight(monkeypatch):
+    """Else who reads a file that was deleted since then would look for it in vain again and again."""
+    begun, go_on, usual, requests = threading.Event(), threading.Event(), InFlight._done, InFlight()
+
+    async def fetched():
+        await asyncio.to_thread(arrived, begun)
+
+    def start():
+        return requests.start([0], lambda keys: [(keys, fetched())])[0]
+
+    monkeypatch.setattr(InFlight, "_done", lambda *arguments: (arrived(go_on), usual(*arguments)))
+    first = start()
+    begun.set()
+    first.result(PATIENCE_S)
+    second = start()
+    go_on.set()
+    assert second is not first
+    second.result(PATIENCE_S)
 
 
 def test_a_thread_that_cannot_be_started_is_an_error_and_the_next_request_starts_it(monkeypatch):

@@ -182,7 +182,8 @@ class InFlight(Generic[K, T]):
             return {}
         fetcher().check_may_run()  # in a forked child, a thread of the parent may hold the lock
         with self._lock:
-            found = {key: self._requests[key] for key in keys if key in self._requests}
+            # one that has ended may be here until the fetcher's thread has called `_done`
+            found = {key: each for key in keys if (each := self._requests.get(key)) and not each.done()}
             for some, coroutine in begin([key for key in dict.fromkeys(keys) if key not in found]):
                 request = fetcher().run(coroutine)
                 started = dict.fromkeys(some, request)
