@@ -187,7 +187,7 @@ def test_a_faster_trial_that_keeps_too_many_cores_busy_is_not_kept():
 def test_workers_that_fail_are_not_tried_again_and_the_search_is_a_whole_one():
     run = Run(HOLDS_LOCK)
     assert run.now.workers
-    run.tuner = run.tuner.without_workers(OSError("no /dev/shm"))
+    run.tuner = run.tuner.moved(run.tuner._bounds, run.now).without_workers(OSError("no /dev/shm"))
     assert run.tuner.history[-1] == "goes back to threads 2: workers failed with OSError: no /dev/shm"
     assert run.tuner.proposal == START
     run.tuner.proposal = None

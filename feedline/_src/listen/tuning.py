@@ -80,7 +80,7 @@ class Tuner:
         """After a move to a mesh with other bounds: a new tuner, which begins with these settings."""
         tunable = bounds.tunable & self._bounds.tunable  # workers may have failed
         tuner = Tuner(dataclasses.replace(bounds, tunable=tunable), settings)
-        tuner.history = self.history
+        tuner.history, tuner._start = self.history, bounds.within(self._start)  # `settings` may have workers
         return tuner
 
     def _searches(self, settings: Settings) -> Generator[Settings, Circumstances]:
