@@ -1,6 +1,7 @@
 """`save_lanes` and `load_lanes`: a checkpoint of lanes is loaded as a whole or refused."""
 
 import json
+import re
 import resource
 import threading
 
@@ -26,6 +27,9 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert load_lanes(tmp_path / "not" / "there yet") == state()
     names = sorted(path.name for path in tmp_path.glob("*/*/*"))
     assert names == [f"lane-0000{lane}-of-00003.json" for lane in range(3)]
+    for path in tmp_path.glob("*/*/*"):
+        path.write_text(re.sub(r', "checksum": \d+', "", path.read_text()))  # as it was saved earlier
+    assert load_lanes(tmp_path / "not" / "there yet") == state()
 
 
 def test_each_process_writes_the_lanes_that_it_is_to_save(tmp_path, monkeypatch):
