@@ -11,6 +11,7 @@ import logging
 import math
 import operator
 import queue
+import sys
 import threading
 import time
 import weakref
@@ -353,11 +354,12 @@ class Prefetcher(Generic[H, T]):
         self._watch.advanced("read")
         for _ in range(self._ahead):
             self._claim_next()
+        handled = sys.exc_info()[1]  # the caller may be in an `except` block
         for started, thread in enumerate(self._threads):
             try:
                 thread.start()
             except RuntimeError as error:
-                if error.__context__ is not None:  # an interrupt, after which `start` failed to release its lock
+                if error.__context__ not in (None, handled):  # an interrupt, after which `start` could not unlock
                     raise error.__context__ from None
                 raise FeedError(
                     "a feed needs Reading.threads + Reading.buffer threads, and of these "
