@@ -53,20 +53,21 @@ def test_stopped_workers_do_not_hold_up_close_or_exit(start, measured):
     measured("workers are stopped, and the feed is closed", float(closed[1]))
 
 
-WITH_TIMEOUT = (
-    "import socket\nsocket.setdefaulttimeout(30)\n"
-    + START
-    + """
+READS = """
 if __name__ == "__main__":
     np.save("x.npy", np.arange(4000, dtype=np.float32))
     with feed_of(4000, workers=2) as feed:
         print(sum(1 for _ in feed), feed.statistics().restarts)
 """
-)
+HARMLESS = {
+    "a default timeout": "import socket\nsocket.setdefaulttimeout(30)",
+    "SIGTERM while it imports": "if __name__ == '__mp_main__': os.kill(os.getpid(), signal.SIGTERM)",
+}
 
 
-def test_a_default_timeout_of_sockets_changes_no_pipe(start):
-    ended = start(WITH_TIMEOUT).end()
+@pytest.mark.parametrize("what", HARMLESS)
+def test_what_ends_no_worker(what, start):
+    ended = start(START + HARMLESS[what] + READS).end()
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "500 0\n", "")
 
 

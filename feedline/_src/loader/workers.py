@@ -41,6 +41,7 @@ from feedline._src.runtime.threads import JaxSettings, Stopwatch
 END_S = 5.0
 """Grace period for workers to end by themselves, before they are killed."""
 T = TypeVar("T")
+_OF_THE_JOB = (signal.SIGINT, signal.SIGTERM)
 
 _EXIT = (
     "its own code ended it; look for sys.exit, os._exit or a library that ends the process, for example in a "
@@ -176,8 +177,8 @@ class Worker:
             target=_serve, args=(theirs, access.settings, pickled), name="feedline-worker", daemon=True
         )
         resource_tracker.ensure_running()  # before signals are blocked, because starting it unblocks them
-        # Ctrl-C is blocked until `_prepare`, so that the worker shows no KeyboardInterrupt while it imports
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # blocked until `_prepare`, so that no signal to the whole job ends a worker that still imports
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_JOB)
         try:
             self.process.start()
         except BaseException:
@@ -345,9 +346,9 @@ def _prepare(settings: JaxSettings) -> None:
     """
     # Ctrl-C, a launcher and Slurm signal every process of a job, but the trainer needs batches until it has saved.
     # Not SIG_IGN, which programs that the worker starts would inherit
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _OF_THE_JOB:
         signal.signal(number, lambda number, frame: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_THE_JOB)
     threading.Thread(target=_end_with_parent, name="feedline-parent", daemon=True).start()
     jax.config.update("jax_platforms", "cpu")  # JAX must not take the memory of the trainer's accelerator
     settings.apply_everywhere()
