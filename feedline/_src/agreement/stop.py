@@ -43,7 +43,8 @@ def should_stop(step: int) -> bool:
     process at once. Until the first call, a run of several processes ignores SIGTERM, because jax catches it.
 
     Args:
-      step: the number of the step, counted over all resumes. It must be larger than in the previous call.
+      step: the number of the step, counted over all resumes. It must be larger than in the previous call. Pass
+        an int: a `jax.Array` would be fetched, which waits for the devices at each step.
 
     Raises:
       TypeError: the step is no integer.
