@@ -1,5 +1,6 @@
 """The agreement on a feed. Processes are threads here, and real in tests/processes."""
 
+import itertools
 import threading
 import time
 from types import SimpleNamespace
@@ -56,13 +57,13 @@ def test_one_that_builds_another_feed_is_named_to_all(build):
 
 
 def test_one_that_does_not_come_is_named(build, monkeypatch):
-    now_s = 0
+    late, seconds = False, itertools.count(0, PATIENCE_S)
     monkeypatch.setattr(agree, "_SLICE_S", 0.1)
-    monkeypatch.setattr(agree, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(agree, "time", SimpleNamespace(monotonic=lambda: next(seconds) if late else 0))
     running = [build(process, {"rows": 8}) for process in (0, 2)]
     while len(agree.coordination().by_process("feedline/feed/1/build/digest")) < 2:
         time.sleep(0.01)
-    now_s = PATIENCE_S
+    late = True  # from now on each look at the clock is one too late
     for one in running:
         with pytest.raises(ProcessError, match=r"process 1 did not within 30 s"):
             one.result(PATIENCE_S)
