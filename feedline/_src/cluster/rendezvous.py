@@ -12,6 +12,7 @@ import selectors
 import socket
 import struct
 import time
+from typing import cast
 
 from feedline._src.agreement.coordination import process_names
 from feedline._src.agreement.monitor import say
@@ -55,23 +56,24 @@ def _gather(info: ProcessInfo, deadline: float) -> str:
             if now >= warn_at:
                 _print_wait(info, f"{process_names(sorted(missing))} to join", deadline)
                 warn_at = deadline
-            for key, _ in ready.select(min(warn_at, deadline) - now):
-                if key.data is None:
+            events = ready.select(min(warn_at, deadline) - now)
+            for key, _ in sorted(events, key=lambda each: each[0].data is None):  # ended processes first
+                if key.fileobj is listener:
                     try:
                         connection = connections.enter_context(listener.accept()[0])
                     except OSError as error:
                         found = f"process 0 could not accept {process_names(sorted(missing))} ({error.strerror})"
                         return _tell(ready, f"{found}; {_FILES}")
-                    ready.register(connection, selectors.EVENT_READ, (connection, None))  # its line may come late
+                    ready.register(connection, selectors.EVENT_READ)  # its line may come late
                     continue
-                connection, process = key.data
-                if process is not None:  # readable after its line: the process has ended, and may connect again
+                connection = cast(socket.socket, key.fileobj)
+                if key.data is not None:  # readable after its line: the process has ended, and may connect again
                     ready.unregister(connection)
-                    missing.add(process)
+                    missing.add(key.data)
                     continue
                 process = process_in(_receive(connection, _LINE_S), info)
                 if process in missing:
-                    ready.modify(connection, selectors.EVENT_READ, (connection, process))
+                    ready.modify(connection, selectors.EVENT_READ, process)
                     missing.remove(process)
                     continue
                 if process is not None:  # None: a port scanner, or a process of another run
@@ -83,9 +85,9 @@ def _gather(info: ProcessInfo, deadline: float) -> str:
 
 def _tell(ready: selectors.BaseSelector, answer: str) -> str:
     """Send all processes the answer; if it is an error, also those whose line has not come."""
-    for connection, process in [key.data for key in ready.get_map().values() if key.data is not None]:
-        if process is not None or answer != _ALL_JOINED:
-            _send(connection, answer)
+    for key in ready.get_map().values():  # to the listener, nothing can be sent
+        if key.data is not None or answer != _ALL_JOINED:
+            _send(cast(socket.socket, key.fileobj), answer)
     return answer
 
 

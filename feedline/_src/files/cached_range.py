@@ -162,7 +162,7 @@ class CachedRange:
         except FileExistsError:
             return None
         except OSError as error:
-            if error.errno not in (errno.EPERM, errno.ENOTSUP):  # of file systems without links
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):  # of file systems without links
                 raise
             os.rename(new, self.path)
         finally:
