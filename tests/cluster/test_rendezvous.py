@@ -7,6 +7,7 @@ import math
 import queue
 import random
 import re
+import selectors
 import socket
 import subprocess
 import sys
@@ -121,6 +122,34 @@ def test_a_process_that_ended_may_come_again_and_nothing_else_holds_others_up(po
         late.send(b"feedline: 3 2")
         assert (met(port, 1, 3).result(LONG_S), first.result(LONG_S)) == (None, None)
         assert late.recv(4096) == b"feedline: all joined"
+
+
+def test_an_end_is_noticed_before_the_process_that_comes_again(port, monkeypatch):
+    """Both happen while process 0 handles another line, and `select` tells the end last."""
+    select, read, held, go = selectors.DefaultSelector.select, rendezvous.process_in, queue.Queue(), queue.Queue()
+
+    def ends_last(self, timeout):
+        return sorted(select(self, timeout), key=lambda each: each[0].data is not None)
+
+    def process_in(line, info):
+        held.put(line)
+        go.get(timeout=LONG_S)
+        return read(line, info)
+
+    monkeypatch.setattr(selectors.DefaultSelector, "select", ends_last)
+    monkeypatch.setattr(rendezvous, "process_in", process_in)
+    first = met(port, 0, 3)
+    with connected(port) as again, connected(port) as scanner:
+        with dying(port, 1, 3):
+            assert held.get(timeout=LONG_S).endswith(b"1")
+            go.put(None)
+            scanner.send(b"GET")
+            assert held.get(timeout=LONG_S) == b"GET"
+        again.send(b"feedline: 3 1")
+        for _ in range(3):
+            go.put(None)
+        assert (met(port, 2, 3).result(LONG_S), first.result(LONG_S)) == (None, None)
+        assert again.recv(4096) == b"feedline: all joined"
 
 
 @contextlib.contextmanager
