@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from rows_read import read_rows
 from written_formats import write_records
 
 import feedline
@@ -32,9 +33,8 @@ def test_a_record_of_another_size_is_named(tmp_path):
     write_records(tmp_path / "a.array_record", records)
     write_records(tmp_path / "b.array_record", [*records[:7], b"short", *records[8:]])
     source = feedline.open_source(tmp_path / "?.array_record", dtype=RECORD)
-    out = {"image": np.empty((100, 4, 3), np.uint8), "label": np.empty(100, np.int32)}
     with pytest.raises(feedline.RowError, match=r"16 bytes of dtype .*, but a record has 5 bytes") as error:
-        source.read(np.arange(100)[::-1], out)
+        read_rows(source, np.arange(100)[::-1])
     assert (error.value.row, error.value.file) == (57, str(tmp_path / "b.array_record"))
 
 

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
+from rows_read import read_rows
 
 import feedline
 from feedline._src.rows.source import EncodedSource
@@ -89,19 +90,13 @@ def test_columns_of_fixed_width(tmp_path, is_source_of, as_local, name):
         np.testing.assert_array_equal(out, ROWS[leaf][rows][:, columns[0]])
 
 
-def test_uncompressed_arrow_is_mapped(tmp_path):
-    path = written(tmp_path / "x.arrow", **NUMBERS)
-    source = feedline.open_source(path, columns=["bytes", "label", "list", "nested"])
-    assert source[COUNT - 1]["label"] == ROWS["label"][-1]
-    assert str(path) in Path("/proc/self/maps").read_text()
-
-
-@pytest.mark.parametrize("name", ["x.parquet", "x.feather"])
-def test_decoded_files_are_read_and_not_mapped(tmp_path, name):
+@pytest.mark.parametrize(("name", "is_mapped"), [("x.arrow", True), ("x.parquet", False), ("x.feather", False)])
+def test_uncompressed_arrow_is_mapped_and_decoded_files_are_not(tmp_path, name, is_mapped):
     """A disk that fails under a mapped file ends the process."""
-    source = feedline.open_source(written(tmp_path / name, **NUMBERS))
+    path = written(tmp_path / name, **NUMBERS)
+    source = feedline.open_source(path)
     assert source[COUNT - 1]["label"] == ROWS["label"][-1]
-    assert str(tmp_path / name) not in Path("/proc/self/maps").read_text()
+    assert (str(path) in Path("/proc/self/maps").read_text()) == is_mapped
 
 
 def test_a_compressed_stream_may_have_categories_beside_its_chosen_columns(tmp_path, is_source_of):
@@ -231,9 +226,9 @@ def test_damage_within_a_row_group_is_an_error_of_its_rows(tmp_path):
     damaged[start : start + 2000] = bytes(2000)
     (tmp_path / "x.parquet").write_bytes(damaged)
     source = feedline.open_source(tmp_path / "x.parquet")
-    source.read(np.array([0, 3999]), {"x": np.empty(2)})
+    read_rows(source, [0, 3999])
     with pytest.raises(feedline.RowError, match="rows that are stored together could not be read") as error:
-        source.read(np.array([2500]), {"x": np.empty(1)})
+        read_rows(source, [2500])
     assert (error.value.row, error.value.file) == (2000, str(tmp_path / "x.parquet"))
 
 
@@ -278,9 +273,7 @@ def test_groups_are_fetched_before_they_are_read(store, options, large):
     assert sum(stop - start for start, stop in store.gets()) < 300_000  # the footer
     store.requests.clear()
     assert source.will_read(np.array([0, 100_000]), 0)
-    out = {"x": np.empty((2, 8), np.float32), "y": np.empty(2, np.int64)}
-    source.read(np.array([0, 100_000]), out)
-    assert out["y"].tolist() == [0, 100_000]
+    assert read_rows(source, [0, 100_000])["y"].tolist() == [0, 100_000]
     assert 1 <= len([part for part in store.gets() if part[1] - part[0] > 1 << 20]) <= 3
 
 
@@ -305,25 +298,19 @@ def _nulls(**more):
     return {"fine": np.arange(COUNT), "label": label, "pair": _list(np.arange(2 * COUNT).reshape(-1, 2)), **more}
 
 
-def _room(source, count):
-    return {name: np.empty((count, *row.shape), row.dtype) for name, row in source.spec.items()}
-
-
 @pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 30])
 def test_each_null_is_a_bad_row_by_itself(tmp_path, sharding, delivered, name, cache_bytes):
     path = written(tmp_path / name, **_nulls())
     source = feedline.open_source(path, cache_bytes=cache_bytes)
-    out, good = _room(source, COUNT - len(NULL)), np.setdiff1d(np.arange(COUNT), NULL)[::-1]
-    source.read(good, out)
-    np.testing.assert_array_equal(out["label"], good)
+    good = np.setdiff1d(np.arange(COUNT), NULL)[::-1]
+    np.testing.assert_array_equal(read_rows(source, good)["label"], good)
     asked = np.array([7, 130, 64, 3, 130])
     rule = r"'label' is null in this row; fill nulls .*columns=.*bad_rows='substitute'"
     with pytest.raises(feedline.RowError, match=rule) as error:
-        source.read(asked, _room(source, 5))
+        read_rows(source, asked)
     assert (error.value.row in NULL, error.value.file) == (True, str(path))
-    some = feedline.open_source(path, columns=["fine"])
-    some.read(asked, _room(some, 5))
+    read_rows(feedline.open_source(path, columns=["fine"]), asked)
     reading = feedline.Reading(threads=1, bad_rows="mask", bad_rows_budget=0.5)
     order = feedline.Order(shuffle=False)
     feed = feedline.Feed(source, 16, sharding, order=order, epochs=1, reading=reading, remainder="pad")
@@ -375,7 +362,7 @@ def test_nulls_of_all_kinds(tmp_path, name, column):
     source = feedline.open_source(written(tmp_path / name, x=column))
     for row in (1, 2):
         with pytest.raises(feedline.RowError, match="is null in this row"):
-            source.read(np.array([row]), _room(source, 1))
+            read_rows(source, [row])
     for row in (0, 3):
         expected = column[row].as_py()
         assert source[row]["x"].tolist() == (list(expected) if isinstance(expected, bytes) else expected)

@@ -7,6 +7,7 @@ import numpy as np
 import programs
 import pyarrow as pa
 import pytest
+from rows_read import read_rows
 
 import feedline
 from feedline._src.files.files import Files
@@ -84,18 +85,17 @@ def _counting(path, decoded, **options):
 def test_a_group_is_decoded_once_while_it_is_cached(tmp_path):
     source = _counting(tmp_path / "made.up", decoded := [])
     for start in range(0, 640, 32):
-        source.read(np.arange(start, start + 32), {"x": np.empty(32, np.int64)})
+        read_rows(source, np.arange(start, start + 32))
     assert decoded == list(range(10))
     source.close()
-    source.read(np.arange(32), {"x": np.empty(32, np.int64)})
+    read_rows(source, np.arange(32))
     assert decoded == [*range(10), 0]
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 3 * 64 * 8, 1 << 30])
 def test_rows_of_more_groups_than_the_cache_holds_are_read(tmp_path, cache_bytes):
     source, rows = _counting(tmp_path / "made.up", [], cache_bytes=cache_bytes), np.arange(639, -1, -7)
-    source.read(rows, out := {"x": np.empty(len(rows), np.int64)})
-    np.testing.assert_array_equal(out["x"], rows)
+    np.testing.assert_array_equal(read_rows(source, rows)["x"], rows)
 
 
 def test_a_blocked_order_decodes_each_group_once(tmp_path, sharding, delivered):

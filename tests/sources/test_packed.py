@@ -1,6 +1,5 @@
 """Documents packed into rows: every token once, whole, in any epoch, in any order, on any mesh."""
 
-import importlib
 import itertools
 import pickle
 import tracemalloc
@@ -109,19 +108,6 @@ def test_a_million_documents_are_packed_right(seed, length, packing, epoch):
     lengths = random.lognormal(random.uniform(0, 3), random.uniform(0.1, 1), 2000).astype(np.int64).clip(max=100)
     lengths[0] += 1
     check(Packed(documents(lengths), length, packing=packing, seed=seed), lengths, length, epoch)
-
-
-@pytest.mark.parametrize("packing", ["best_fit", "split"])
-def test_numpy_reads_what_c_reads(packing, monkeypatch):
-    lengths = np.random.default_rng(0).integers(0, 300, 500)
-    columns = documents(lengths)
-    columns["tokens"] = (columns["tokens"][0].astype(np.uint16), columns["tokens"][1])
-    packed = Packed(columns, 512, packing=packing)
-    by_c = rows_of(packed, np.arange(len(packed))[::-1], 1)
-    for module in ("native.spans", "sources.packing", "native.gather"):
-        monkeypatch.setattr(importlib.import_module(f"feedline._src.{module}"), "library", lambda: None)
-    by_numpy = rows_of(Packed(columns, 512, packing=packing), np.arange(len(packed))[::-1], 1)
-    jax.tree.map(np.testing.assert_array_equal, by_c, by_numpy)
 
 
 def test_documents_meet_others_in_each_epoch():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from feedline import Feed, FeedError, Order, Reading, RowError
+from feedline._src.order.epoch import rows_at
 
 
 def _dataset(n=40):
@@ -27,15 +28,6 @@ class Records:
         if isinstance(value, Exception):
             raise value
         return value
-
-
-def test_a_grain_dataset_keeps_its_own_order_unless_given_another(sharding, delivered):
-    own = delivered(Feed(_dataset(), 8, sharding, epochs=1))
-    assert np.concatenate([b["y"] for b in own]).tolist() == list(range(40))
-    shuffled = delivered(Feed(_dataset(), 8, sharding, epochs=1, order=Order(seed=3)))
-    rows = np.concatenate([b["y"] for b in shuffled])
-    assert rows.tolist() != list(range(40))
-    assert sorted(rows) == list(range(40))
 
 
 class OneBuffer(Records):
@@ -160,6 +152,7 @@ def test_an_object_is_read_as_the_dataset_of_its_elements(sharding, delivered):
         assert feeds[0].get_state() == feeds[1].get_state()
         one, other = (delivered(feed) for feed in feeds)
         np.testing.assert_array_equal([batch["x"] for batch in one], [batch["x"] for batch in other])
+        np.testing.assert_array_equal(one[0]["x"][:, 0], rows_at(order, 40, 0, np.arange(16, 32)))
 
 
 @pytest.mark.parametrize(

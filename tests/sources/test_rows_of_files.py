@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from rows_read import read_rows
 
 import feedline
 from feedline._src.native.library import library
@@ -42,14 +43,8 @@ def folder(bucket, tmp_path):
     return tmp_path
 
 
-def room(source, count):
-    return jax.tree.map(lambda leaf: np.empty((count, *leaf.shape), leaf.dtype), source.spec)
-
-
-def read_rows(source):
-    out = room(source, 20)
-    source.read(np.random.default_rng(0).integers(0, len(source), 20), out)
-    return out
+def read_some(source):
+    return read_rows(source, np.random.default_rng(0).integers(0, len(source), 20))
 
 
 def read_columns(source):
@@ -65,12 +60,12 @@ def read_columns(source):
 
 
 def read_positions(source):
-    out = room(source, 3)
+    out = jax.tree.map(lambda leaf: np.empty((3, *leaf.shape), leaf.dtype), source.spec)
     order = SingleOrder(Order(seed=1), len(source))
     return source.read_ordered(order, 1, np.array([3, 9, 0]), whole_cuts(out)), out
 
 
-@pytest.mark.parametrize("read", [read_rows, read_columns, read_positions])
+@pytest.mark.parametrize("read", [read_some, read_columns, read_positions])
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_are_those_of_local_files_whatever_the_cache_has(form, read, folder, options):
     pattern, more = FORMS[form]
@@ -83,7 +78,7 @@ def test_rows_are_those_of_local_files_whatever_the_cache_has(form, read, folder
             how(path)
         for _ in range(4):  # only a few files are asked about at a time
             jax.tree.map(np.testing.assert_array_equal, read(source), expected)
-            source.read(np.arange(len(source)), room(source, len(source)))
+            read_rows(source)
         assert (source.will_read is None) == (library() is not None)
 
 
