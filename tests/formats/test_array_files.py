@@ -120,22 +120,21 @@ def compressed(path, members):
             archive.writestr(name, data)
 
 
-def flipped(path, save, *places):
-    """An archive with other bytes: {offset in the data of the archive: value}."""
+def flipped(path, save, place, value):
+    """An archive with other bytes, at this place of its data."""
     save(path, x=ROWS, y=ROWS)
     data = bytearray(path.read_bytes())
-    for place, value in places:
-        at = place(data)
-        data[at : at + len(value)] = value
+    at = place(data)
+    data[at : at + len(value)] = value
     path.write_bytes(data)
 
 
 BAD_ARCHIVES = {
     "a damaged member": (
-        lambda path: flipped(path, np.savez_compressed, (lambda data: data.index(b"y.npy") + 60, b"damage")),
+        lambda path: flipped(path, np.savez_compressed, lambda data: data.index(b"y.npy") + 60, b"damage"),
         "its member 'y': ",
     ),
-    "a damaged header": (lambda path: flipped(path, np.savez, (lambda _: 0, b"damage")), "'x': Bad magic number"),
+    "a damaged header": (lambda path: flipped(path, np.savez, lambda _: 0, b"damage"), "'x': Bad magic number"),
     "too few elements": (
         lambda path: compressed(path, [("x.npy", npy(described(shape="(1000, 4)")))]),
         r"its member 'x': its header promises \d+ bytes",

@@ -4,6 +4,8 @@ import re
 import tomllib
 from pathlib import Path
 
+from test_docs import run
+
 from feedline._src.formats.registry import formats
 
 ROOT = Path(__file__).parents[2]
@@ -33,9 +35,7 @@ def test_the_table_in_the_docs_and_the_extras_of_the_package():
 
 def test_the_python_of_the_page_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    names = {}
-    for block in re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE):
-        exec(compile(block, "formats.md", "exec"), names)
+    run("docs/formats.md", until="\n## Tables: ")
     printed = capsys.readouterr().out.splitlines()
     assert printed == [
         "96 {'tokens': ShapeDtypeStruct(shape=(2049,), dtype=uint16)}",

@@ -21,17 +21,8 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C comp
 
 
 def compiled(target, *flags):
-    command = [
-        COMPILER,
-        "-std=c11",
-        "-fPIC",
-        "-shared",
-        "-fvisibility=hidden",
-        *flags,
-        NATIVE / SOURCE,
-        "-o",
-        target,
-    ]
+    flags = ["-std=c11", "-fPIC", "-shared", "-fvisibility=hidden", *flags]
+    command = [COMPILER, *flags, NATIVE / SOURCE, "-o", target]
     done = programs.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return target

@@ -18,6 +18,7 @@ import pytest
 import simplejpeg
 from datasets import Array2D, Array3D, ClassLabel, Dataset, Features, Image, List, Value
 from rows_read import read_rows
+from test_docs import run
 
 import feedline
 from feedline._src.rows.source import EncodedSource
@@ -405,9 +406,5 @@ def test_a_file_that_is_deleted_or_written_to(tmp_path):
 
 def test_the_page(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
-    section = page.partition("\n## Hugging Face datasets")[2].partition("\n## Converting")[0]
-    names = {}
-    for block in re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE):
-        exec(compile(block, "<formats.md>", "exec"), names)
+    run("docs/formats.md", "\n## Hugging Face datasets", "\n## Converting")
     assert capsys.readouterr().out.splitlines() == ["(40, 4)", "True"]

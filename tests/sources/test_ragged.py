@@ -41,20 +41,15 @@ def bucket(lengths, pad_to):
 
 def columns(folder=None):
     """Two ragged leaves of other lengths and a plain column, in memory or as files."""
-    tokens, boxes = ragged(LENGTHS), ragged(LENGTHS[::-1] // 2, (2,), np.float32)
+    boxes = ragged(LENGTHS[::-1] // 2, (2,), np.float32)
+    arrays = {"tokens": ragged(LENGTHS), "boxes": boxes, "y": np.arange(N, dtype=np.int32)}
     if folder is None:
-        return {"tokens": tokens, "boxes": boxes, "y": np.arange(N, dtype=np.int32)}
-    arrays = {
-        "t": tokens[0],
-        "t_at": tokens[1],
-        "b": boxes[0],
-        "b_at": boxes[1],
-        "y": np.arange(N, dtype=np.int32),
-    }
-    for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array)
-    path = {name: folder / f"{name}.npy" for name in arrays}
-    return {"tokens": (path["t"], path["t_at"]), "boxes": (path["b"], str(path["b_at"])), "y": path["y"]}
+        return arrays
+    leaves, tree = jax.tree.flatten(arrays)
+    paths = [folder / f"{i}.npy" for i in range(len(leaves))]
+    for path, leaf in zip(paths, leaves, strict=True):
+        np.save(path, leaf)
+    return jax.tree.unflatten(tree, [str(paths[0]), *paths[1:]])
 
 
 def documents(folder=None):

@@ -1,28 +1,20 @@
 """The leaves that the section on tables of docs/formats.md makes of a real table are those that pandas makes."""
 
-import re
-from pathlib import Path
-
 import jax
 import numpy as np
 import pandas as pd
 import pytest
 from rows_read import read_rows
+from test_docs import run
 
 import feedline
 
 pytestmark = pytest.mark.slow
 
-PAGE = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
-SECTION = PAGE.partition("\n## Tables: ")[2].partition("\n## Hugging Face datasets")[0]
-
 
 def test_its_leaves_are_those_of_the_table(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = {}
-    for block in re.findall(r"^```python\n(.*?)^```", SECTION, re.DOTALL | re.MULTILINE):
-        exec(compile(block, "<formats.md>", "exec"), names)
-
+    run("docs/formats.md", "\n## Tables: ", "\n## Hugging Face datasets")
     table = pd.read_parquet("flights.parquet")
     source = feedline.open_source("leaves.arrow")
     leaves = read_rows(source)
