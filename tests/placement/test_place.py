@@ -13,26 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
-from partitions import (
-    DEVICES,
-    any_layout,
-    cut,
-    devices_of,
-    layouts,
-    mesh_of,
-    meshes,
-    numbered,
-    only,
-    processes,
-)
+from partitions import DEVICES, any_layout, cut, devices_of, layouts, mesh_of, meshes, numbered, only, processes
 
 from feedline._src.placement import place
-from feedline._src.placement.place import (
-    Placement,
-    broadcast,
-    sharded_like,
-    sharded_spec,
-)
+from feedline._src.placement.place import Placement, broadcast, sharded_like, sharded_spec
 from feedline._src.placement.plan import as_shardings, plan_leaf
 
 BY_ROW = NamedSharding(mesh_of((8,)), P("a"))
