@@ -83,7 +83,9 @@ def test_what_a_stack_shows():
     batches = feedline.prefetch_to_mesh([{"x": X}], jax.devices()[0], prefetch=0)
     sys.setprofile(note)
     float(array)
-    jax.device_put(X)
+    jax.device_put(
+        X,
+    )
     next(batches)
     sys.setprofile(None)
     kinds = {kind: text for kind, line, text in seen if kind}
