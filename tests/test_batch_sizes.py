@@ -79,24 +79,6 @@ def test_passes_end_and_begin_whatever_the_size(sharding):
         assert padded == [48, 52]
 
 
-def test_fit_compiles_each_size_once(sharding):
-    import optax
-
-    from feedline import trainer
-
-    traced = []
-
-    def loss(params, batch):
-        traced.append(batch["x"].shape)
-        return ((params["w"] * batch["x"].astype(np.float32) / N) ** 2).mean(), {}
-
-    with Feed(ROWS, [(0, 8), (3, 16)], sharding, remainder="wrap") as feed:
-        init = lambda key: {"w": jax.numpy.ones(())}  # noqa: E731
-        fitted = trainer.fit(feed, init, loss, optax.sgd(0.1), mode="jit_multi", steps=6)
-    assert fitted.progress.step == 6
-    assert set(traced) == {(8,), (16,)}
-
-
 @pytest.mark.slow
 def test_an_interrupt_at_any_line_of_a_change_loses_nothing():
     whole = expected([(0, 8), (2, 16)], "wrap", 5)

@@ -450,32 +450,3 @@ class FeedMachine(RuleBasedStateMachine):
 
 TestAnythingAUserMayDo = pytest.mark.slow(pytest.mark.filterwarnings("ignore:this loop")(FeedMachine.TestCase))
 TestAnythingAUserMayDo.settings = settings(max_examples=150, stateful_step_count=20, deadline=None)
-
-
-@pytest.mark.parametrize("remainder", REMAINDERS)
-def test_batch_sizes_that_change_at_resumes_lose_and_repeat_nothing(remainder):
-    """The rows of three epochs, delivered by feeds of different batch sizes, one after the other."""
-    n, sizes = 43, itertools.cycle([5, 16, 1, 7])
-    state, delivered = None, []
-    for size in sizes:
-        with feed_of(n, size, remainder=remainder, epochs=3) as feed:
-            if state is not None:
-                feed.set_state(json.loads(json.dumps(state)))
-            batches = [rows_in(batch) for _, batch in zip(range(2), feed, strict=False)]
-            state = feed.get_state()
-        if not batches:
-            break
-        delivered += [row for batch in batches for row in batch if row >= 0]
-    whole = [order_of(n, epoch) for epoch in range(3)]
-    if remainder == "drop":  # of each epoch all but a tail that filled no batch
-        for order in whole:
-            cut = next((i for i, row in enumerate(order) if delivered[i : i + 1] != [row]), n)
-            assert n - cut < 16
-            delivered = delivered[cut:]
-        assert delivered == []
-    elif remainder == "pad":
-        assert delivered == [row for order in whole for row in order]
-    else:
-        flat = [row for order in whole for row in order]
-        assert delivered == flat[: len(delivered)]
-        assert len(flat) - len(delivered) < 16

@@ -16,13 +16,8 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "flights.py"
 
 def printed(folder):
     optimised = {key: value for key, value in os.environ.items() if key != "JAX_DISABLE_MOST_OPTIMIZATIONS"}
-    done = programs.run(
-        [sys.executable, "-W", "error", EXAMPLE, folder],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=optimised,
-    )
+    command = [sys.executable, "-W", "error", EXAMPLE, folder]
+    done = programs.run(command, capture_output=True, text=True, timeout=300, env=optimised)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -13,44 +13,34 @@ def tree(root, files):
     return root
 
 
+JOB_OF_1 = "cpu/job/cpu.cfs_"
+INSIDE = "cpu,cpuacct/cpu.cfs_"
+"""Where version 1 has the limits of a group; and those of a container, seen from inside of it."""
+
+
 @pytest.mark.parametrize(
-    ("files", "expected"),
+    ("group", "files", "expected"),
     [
-        ({"proc/self/cgroup": "0::/\n"}, None),
-        ({"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/cpu.max": "max 100000\n"}, None),
-        ({"proc/self/cgroup": "0::/job/a\n", "sys/fs/cgroup/job/cpu.max": "250000 100000\n"}, 2.5),
+        ("0::/", {}, None),
+        ("0::/job", {"job/cpu.max": "max 100000"}, None),
+        ("0::/job/a", {"job/cpu.max": "250000 100000"}, 2.5),
+        ("0::/job", {"job/cpu.max": "800000 100000", "cpu.max": "400000 100000"}, 4),
         (
-            {
-                "proc/self/cgroup": "0::/job\n",
-                "sys/fs/cgroup/job/cpu.max": "800000 100000\n",
-                "sys/fs/cgroup/cpu.max": "400000 100000\n",
-            },
-            4,
-        ),
-        (  # version 1, seen from inside of a container
-            {
-                "proc/self/cgroup": "4:cpu,cpuacct:/docker/abc\n3:memory:/docker/abc\n0::/\n",
-                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "150000\n",
-                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
-            },
+            "4:cpu,cpuacct:/docker/abc\n3:memory:/docker/abc\n0::/",
+            {f"{INSIDE}quota_us": "150000", f"{INSIDE}period_us": "100000"},
             1.5,
         ),
-        (
-            {
-                "proc/self/cgroup": "4:cpu:/job\n",
-                "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": "-1\n",
-                "sys/fs/cgroup/cpu/job/cpu.cfs_period_us": "100000\n",
-            },
-            None,
-        ),
+        ("4:cpu:/job", {f"{JOB_OF_1}quota_us": "-1", f"{JOB_OF_1}period_us": "100000"}, None),
     ],
 )
-def test_quota_of_processors(files, expected, tmp_path):
+def test_quota_of_processors(group, files, expected, tmp_path):
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
-    assert quota(tree(tmp_path, files)) == expected
+    files = {f"sys/fs/cgroup/{path}": f"{text}\n" for path, text in files.items()}
+    assert quota(tree(tmp_path, {"proc/self/cgroup": f"{group}\n", **files})) == expected
 
 
 INFO = f"MemTotal: {64 << 20} kB\nMemFree: 1 kB\nMemAvailable: {48 << 20} kB\nHugePages_Total: 0\n"
+STATISTICS = f"anon 5\ninactive_file {4 << 30}\n"
 
 
 def test_memory_of_version_1(tmp_path):
@@ -70,29 +60,19 @@ def test_memory_of_version_1(tmp_path):
     ("limits", "expected"),
     [
         ({}, (64, 48)),
-        ({"job/memory.max": 8 << 30, "job/memory.current": 8 << 30}, (8, 0)),
-        (
-            {
-                "job/memory.max": 8 << 30,
-                "job/memory.current": 8 << 30,
-                "job/memory.stat": f"anon 5\ninactive_file {4 << 30}\n",
-            },
-            (8, 4),
-        ),
-        ({"job/memory.max": "max", "job/memory.current": 8 << 30}, (64, 48)),
+        ({"job/memory.max": 8, "job/memory.current": 8}, (8, 0)),
+        ({"job/memory.max": 8, "job/memory.current": 8, "job/memory.stat": STATISTICS}, (8, 4)),
+        ({"job/memory.max": "max", "job/memory.current": 8}, (64, 48)),
         (  # other groups use the outer group's memory
-            {
-                "job/memory.max": 4 << 30,
-                "job/memory.current": 1 << 30,
-                "memory.max": 16 << 30,
-                "memory.current": 15 << 30,
-            },
+            {"job/memory.max": 4, "job/memory.current": 1, "memory.max": 16, "memory.current": 15},
             (4, 1),
         ),
     ],
 )
 def test_memory_of_the_machine_or_its_group(limits, expected, tmp_path):
+    """Numbers are in GiB."""
     files = {"proc/meminfo": INFO, "proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/none": ""}
-    files |= {f"sys/fs/cgroup/{name}": str(value) for name, value in limits.items()}
+    for name, value in limits.items():
+        files[f"sys/fs/cgroup/{name}"] = value if isinstance(value, str) else str(value << 30)
     total, free = memory(tree(tmp_path, files))
     assert (total >> 30, free >> 30) == expected

@@ -122,9 +122,7 @@ class Documented:
 
 
 class DocumentedFeed:
-    """The methods and properties of a feed."""
-
-    spec = epoch = position = steps_per_epoch = property()
+    """The methods of a feed; `test_properties` has its properties."""
 
     def __iter__(self): ...
     def __next__(self): ...
@@ -503,9 +501,7 @@ def test_the_fast_tests_need_only_what_the_small_extra_installs():
     for path in sorted((ROOT.parent / "tests").rglob("*.py")):
         text = path.read_text()
         imports = re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE)
-        only_slow = re.search(
-            r"^pytestmark = pytest.mark.(slow|nightly)$", text, re.MULTILINE
-        )  # as in conftest.py
+        only_slow = re.search(r"^pytestmark = pytest.mark.(slow|nightly)$", text, re.MULTILINE)  # see conftest.py
         assert only_slow or not heavy & set(imports), path
 
 

@@ -57,16 +57,9 @@ def a_pass(source, remainder, prefetch, at):
     """The batches of a pass, asked for again after an error, what was counted, and how many errors and reads."""
     sharding = NamedSharding(Mesh(np.array(jax.devices()[:4]), ("data",)), PartitionSpec("data"))
     read = Disk()
+    options = {"epochs": EPOCHS, "remainder": remainder, "prefetch": prefetch}
     reading = feedline.Reading(threads=1, buffer=1)
-    with feedline.Feed(
-        SOURCES[source](read),
-        SIZE,
-        sharding,
-        epochs=EPOCHS,
-        remainder=remainder,
-        reading=reading,
-        prefetch=prefetch,
-    ) as feed:
+    with feedline.Feed(SOURCES[source](read), SIZE, sharding, reading=reading, **options) as feed:
         read.reads, read.at = 0, at
         batches, errors = [], 0
         while True:

@@ -19,12 +19,8 @@ HERE = ["images_limit", "images_feedline", "images_grain"]
 def test_it_runs_in_this_interpreter(tmp_path):
     out = tmp_path / "images.json"
     options = ["--quick", "--environments", "none", "--work", tmp_path, "--out", out]
-    ran = programs.run(
-        [sys.executable, SCRIPT, *options, "--only", *HERE, "images_spdl"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = [sys.executable, SCRIPT, *options, "--only", *HERE, "images_spdl"]
+    ran = programs.run(command, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 1, ran.stderr  # for SPDL, which is not here
     result = json.loads(out.read_text())
     assert list(result["failures"]) == ["images_spdl"]

@@ -35,12 +35,8 @@ def state_of(pid):
 def test_the_harness_runs_in_this_interpreter(tmp_path):
     saved = tmp_path / "peers.json"
     options = [*QUICK, "--only", "limit", "gather", "numpy", "feedline", "litdata"]
-    ran = programs.run(
-        [sys.executable, READERS.with_name("peers.py"), *options, "--work", tmp_path, "--out", saved],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = [sys.executable, READERS.with_name("peers.py"), *options, "--work", tmp_path, "--out", saved]
+    ran = programs.run(command, capture_output=True, text=True, timeout=120)
     result = json.loads(saved.read_text())
     assert ran.returncode == 1  # for litdata, which is not here
     assert list(result["failures"]) == ["litdata"]
