@@ -93,7 +93,8 @@ def a_directory_for_each_process(here):
     usual, module._SEEN_S = module._SEEN_S, 0.0
     try:
         if jax.process_index() == 0:
-            module._lock(here.folder).close()
+            with module._lock(here.folder):
+                pass
         module._check_shared(here.folder)
     except feedline.FeedError as error:
         return PerProcess(str(error))
