@@ -1,6 +1,7 @@
 """Placed arrays have the values that were placed, leaf by leaf; leaves that do not fit are refused."""
 
 import sys
+import threading
 import time
 from typing import NamedTuple
 
@@ -157,6 +158,6 @@ def test_placing_creates_no_type_of_jax_which_two_threads_could_do_at_once(built
 def test_one_thread_at_a_time_prepares_jax(monkeypatch):
     calls = []
     monkeypatch.setattr(jax, "make_array_from_callback", lambda *_: (calls.append(None), time.sleep(0.05)))
-    monkeypatch.setattr(place, "_prepared", [])
+    monkeypatch.setattr(place, "_prepared", threading.Event())
     at_once(lambda _: place.prepare_jax(), range(2))
     assert calls == [None]

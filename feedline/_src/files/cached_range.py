@@ -210,11 +210,11 @@ class CachedRange:
             part = view[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES]
             self._cache.store(len(part), functools.partial(file.write_block, block, part))
 
-    def whole(self, over: threading.Event | None = None) -> OpenFile:
+    def whole(self, cancelled: threading.Event | None = None) -> OpenFile:
         """The whole file of the object, which the range must cover. It is not evicted while the result is open.
 
         One process of the host fetches the file, and the others wait. FeedError: also if the cache has no room
-        for it beside other locked files. FeedError or CancelledError: `over` was set meanwhile.
+        for it beside other locked files. FeedError or CancelledError: `cancelled` was set meanwhile.
         """
         path = f"{self.path}.whole"
         for _ in range(_TRIES):
@@ -231,20 +231,20 @@ class CachedRange:
                 if not try_lock(file.descriptor):  # another process or thread fetches it
                     while not try_lock(file.descriptor, fcntl.LOCK_SH):
                         fetcher().check_may_run()  # so that the end of the program does not wait, too
-                        if over is not None and over.is_set():
+                        if cancelled is not None and cancelled.is_set():
                             raise concurrent.futures.CancelledError
                         time.sleep(_LOCK_POLL_S)
                 elif file.lies_at(self.path) and not os.path.exists(path):  # another process may have made `path`
-                    self._make_whole(file, path, over)
+                    self._make_whole(file, path, cancelled)
             finally:  # closing would unlock it, too, but a stored exception's traceback may keep it open
                 fcntl.flock(file.descriptor, fcntl.LOCK_UN)
         raise self.unstable(_TRIES)
 
-    def _make_whole(self, file: CacheFile, path: str, over: threading.Event | None) -> None:
+    def _make_whole(self, file: CacheFile, path: str, cancelled: threading.Event | None) -> None:
         """Fetch all blocks, and turn the cache file into a whole file, unless somebody has deleted it."""
         self._cache.make_room(self.size - os.fstat(file.descriptor).st_blocks * 512)
         try:
-            self.fetch_all(self.blocks, over)
+            self.fetch_all(self.blocks, cancelled)
         finally:
             self.cancel()  # so that an interrupt of this thread also stops its requests
         if file.lies_at(self.path) and all(map(file.has, self.blocks)) and file.is_intact:
@@ -267,10 +267,10 @@ class CachedRange:
         )
         return list(dict.fromkeys(requests.values()))
 
-    def fetch_all(self, blocks: Iterable[int], over: threading.Event | None = None) -> None:
-        """Fetch these ascending blocks, and wait for them. FeedError: also if `over` was set before."""
+    def fetch_all(self, blocks: Iterable[int], cancelled: threading.Event | None = None) -> None:
+        """Fetch these ascending blocks, and wait for them. FeedError: also if `cancelled` was set before."""
         requests = self.fetch(blocks)
-        if over is not None and over.is_set():  # whoever set it may have cancelled requests before these began
+        if cancelled is not None and cancelled.is_set():  # perhaps before these requests began
             self.cancel()
         for request in requests:
             result_of(request, self._object.url)

@@ -169,11 +169,11 @@ class RemoteFile(File):
                     return found
         raise self._bytes.unstable(_WHOLE_TRIES)
 
-    def whole(self, over: threading.Event | None = None) -> OpenFile:
-        """The whole file of the object, which is fetched unless the cache has it. `over`: no longer needed."""
+    def whole(self, cancelled: threading.Event | None = None) -> OpenFile:
+        """The whole file of the object, which is fetched unless the cache has it, or `cancelled` is set."""
         whole = self._whole
         if whole is None or not whole.is_at_its_path:
-            whole = self._whole = self._bytes.whole(over)
+            whole = self._whole = self._bytes.whole(cancelled)
         return whole
 
 
@@ -189,11 +189,11 @@ def fetch_whole(files: Sequence[RemoteFile]) -> None:
             file=files[0].name,
         )
     _log.info("%d objects, %d bytes in all, are downloaded unless the cache has them", len(files), size)
-    threads, over = concurrent.futures.ThreadPoolExecutor(_DOWNLOADS), threading.Event()
+    threads, cancelled = concurrent.futures.ThreadPoolExecutor(_DOWNLOADS), threading.Event()
     try:
-        list(threads.map(lambda file: file.whole(over), files))
+        list(threads.map(lambda file: file.whole(cancelled), files))
     except BaseException:
-        over.set()  # first: a thread that has not started its requests yet cancels them itself
+        cancelled.set()  # first: a thread that starts its requests after `close` then cancels them itself
         for file in files:
             file.close()
         raise

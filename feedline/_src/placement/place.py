@@ -113,7 +113,7 @@ class Placement:
         ]
 
 
-_preparing, _prepared = threading.RLock(), list[None]()
+_preparing, _prepared = threading.RLock(), threading.Event()
 
 
 def prepare_jax() -> None:
@@ -122,15 +122,15 @@ def prepare_jax() -> None:
     jaxlib creates the iterator's Python type at its first use. If two threads do this at once, they can crash: of
     192 processes on two cores, two ended by SIGSEGV and three by a TypeError in jax (0.10).
     """
-    if _prepared:
+    if _prepared.is_set():
         return
     acquired = _preparing.acquire(timeout=10)  # an interrupt may have left it held
     try:
-        if not _prepared:
+        if not _prepared.is_set():
             with jax.transfer_guard_host_to_device("allow"):
                 sharding = SingleDeviceSharding(jax.local_devices()[0])
                 jax.make_array_from_callback((), sharding, lambda _: np.zeros((), np.uint8))
-            _prepared.append(None)
+            _prepared.set()
     finally:
         if acquired:
             _preparing.release()

@@ -291,9 +291,9 @@ class _Thread(threading.Thread):
     def join(self, timeout: float | None = None) -> None:
         """Wait until it has ended, or for `timeout` seconds."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        with contextlib.suppress(RuntimeError):  # another thread is starting it, and has not come back
+        with contextlib.suppress(RuntimeError):  # another thread is still inside its `start`
             super().join(timeout)
-        while self.is_alive() and time.monotonic() < deadline:  # or Python believes that it has ended
+        while self.is_alive() and time.monotonic() < deadline:  # or Python takes it for ended
             time.sleep(_POLL_S)
 
 

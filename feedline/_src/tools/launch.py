@@ -259,7 +259,7 @@ class Supervisor:
     def _copy(self, index: int, target: int, pipe: IO[bytes] | None) -> None:
         """In a thread: write the lines of one stream of a process. A line longer than 64 KiB is split."""
         assert pipe is not None, "Popen was asked for one"
-        with pipe, io.BufferedReader(_Written(pipe.fileno(), self._over)) as lines:
+        with pipe, io.BufferedReader(_PipeReader(pipe.fileno(), self._over)) as lines:
             while line := lines.readline(_MAX_LINE):
                 labelled = b"[%d] %s\n" % (index, line.removesuffix(b"\n"))
                 self._last[index].append(labelled)
@@ -345,8 +345,11 @@ class Supervisor:
         return code if code > 0 else 128 - code, text
 
 
-class _Written(io.RawIOBase):
-    """What is written to a pipe until nobody holds it open, or until `over` ends: a daemon may hold it open."""
+class _PipeReader(io.RawIOBase):
+    """Reads a pipe until all its writers have closed it, or until `over` is closed.
+
+    Then a daemon may still hold the pipe open, so the reader ends after the bytes that are in the pipe at that time.
+    """
 
     def __init__(self, pipe: int, over: int) -> None:
         self._pipe = pipe
