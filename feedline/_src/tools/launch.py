@@ -348,7 +348,7 @@ class Supervisor:
 class _PipeReader(io.RawIOBase):
     """Reads a pipe until all its writers have closed it, or until `over` is closed.
 
-    Then a daemon may still hold the pipe open, so the reader ends after the bytes that are in the pipe at that time.
+    Then a daemon may still hold the pipe open, so the reader ends after the bytes that are in the pipe by then.
     """
 
     def __init__(self, pipe: int, over: int) -> None:
