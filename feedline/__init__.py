@@ -4,16 +4,16 @@ This module and the modules beside it are public::
 
     Feed               the training loop's iterator of global batches
     prefetch_to_mesh   placement and prefetch for any iterator of process-local batches
-    FeedOptions        the arguments of a feed as one value, with all defaults; feed.options, Feed.from_options
+    FeedOptions        the arguments of a feed as one value; feed.options returns it, Feed.from_options takes it
     Plan               what a feed will read and place, and its memory: FeedOptions.plan computes it
     Order, Blocks, Reading, Limits   how rows are ordered and read; validated on construction, like FeedOptions
-    building           a context in which a tool's function may change the options of every feed that is built
-    Statistics         a snapshot of what a feed counted
+    building           a context manager: a function of yours changes the options of each feed built inside
+    Statistics         a snapshot of a feed's counters
 
-    open_source        opens the rows of files by their path; RowSource: the protocol of a source of your own
-    decoded, Ragged, Packed, Mixture   sources made of other sources; Store: how stores on the network are read
+    open_source        opens files by path as a source; RowSource: the protocol of a source of your own
+    decoded, Ragged, Packed, Mixture   sources made of other sources; Store: options of a remote store
     Rows               epochs, positions, indices and keys of the rows that a transform gets
-    Lanes, save_lanes, load_lanes     streams, whose rows are read one after the other, and their checkpoints
+    Lanes, save_lanes, load_lanes      a source of several streams; functions that save and load their states
     convert            writes the rows of any source to files of one format
     local_rows         which rows of a global batch this process supplies
 

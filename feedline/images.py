@@ -2,7 +2,7 @@
 
 ::
 
-    decode       a source of encoded images as rows {"image": uint8[size, size, 3], "label": int32}
+    decode       decodes a source of encoded images into rows {"image": uint8[size, size, 3], "label": int32}
 
 `pip install '.[images]'` in the clone of the repository installs the libraries.
 """

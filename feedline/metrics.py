@@ -1,8 +1,8 @@
-"""What feeds count, for Prometheus and for your own logs.
+"""The counters and times of feeds, for Prometheus and for your own logs.
 
 ::
 
-    serve          serves the metrics of feeds at http://host:port/metrics, until its result is closed
+    serve          serves the metrics of feeds at http://host:port/metrics, until you close the returned server
     FeedCollector  the same metrics, for your own prometheus_client registry
     scalars        the metrics of one feed as {name: number}
 

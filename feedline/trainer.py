@@ -6,10 +6,10 @@
     Fitted          what `fit` returns: params, history
     Practices       how a step is compiled: donation, dtypes, sharding of parameters
     mesh_for        the mesh of a mode: "jit_single", "jit_multi", "pmap"
-    mean_of_valid   a mean over those rows of a batch for which the leaf `valid` is True
+    mean_of_valid   a mean over the rows of a batch that the leaf `valid` marks with True
     Progress        the argument of a callback
     LiveLine, CSVLog, TensorBoardLog   callbacks that show or log the progress
-    MemoryWatch     warns when a loop holds more and more memory, and names what grows
+    MemoryWatch     warns when the memory of a loop keeps growing, and names what grows
     digits          1,797 handwritten digits, as rows for first trials
 """
 

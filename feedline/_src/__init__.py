@@ -1,6 +1,6 @@
 """The code behind feedline's public modules. Nothing here is public: names and modules may change in any version.
 
-A map of its files, and of its folders in the order in which data flows through them::
+Its files, and its folders in the order in which data flows through them::
 
     feed        `Feed`, the training loop's iterator of global batches: `iter`, `next`, `close`
     feed_base   the rest of `Feed`: state, moves, properties, statistics, report, diagnosis
@@ -16,13 +16,13 @@ A map of its files, and of its folders in the order in which data flows through 
     errors      FeedError and its subclasses
     state       makes the state for a checkpoint, and validates it when it is restored
     record      what a delivered batch cost, and the interface of a listener
-    lazy        public modules whose names are imported on first use
+    lazy        imports the names of public modules on first use
 
     order/      which row stands at which position of an epoch: pure functions
-    rows/       what a row is, and the contracts of its source
-    sources/    what rows are read from
+    rows/       specs, casts and bad rows; the contract of a source
+    sources/    the sources: arrays, files, records, streams, mixtures
     formats/    one module for each file format
-    files/      bytes of a local file, or of a store's object through the cache on local disk; of one version
+    files/      reads bytes of local files, and of objects in a store through a cache; detects changed files
     loader/     rows → process-local batches, by threads or workers; streams of rows
     plan/       computes shapes, memory, and what each process reads, from options and a source. Pure
     placement/  process-local batch → global jax.Array on the mesh
@@ -32,10 +32,10 @@ A map of its files, and of its folders in the order in which data flows through 
 and the other folders::
 
     native/     one C file for order and gather, and its ctypes binding
-    runtime/    what Python and JAX require of threads and processes
+    runtime/    JAX's thread-local settings, forked processes, the exit of the interpreter
     agreement/  communication between processes
     cluster/    joins the processes of a run
-      launchers/  what launchers tell the processes that they start
+      launchers/  one module per launcher: the environment variables by which it describes a process
     trainer/    `fit` trains a model on the batches of any iterator; a bundled MLP
     tools/      the tools of the `feedline` command, one folder each
 """

@@ -45,14 +45,14 @@ class Bounds:
         return self.host_use(settings) <= self.host_batches
 
     def within(self, settings: Settings) -> Settings:
-        """These settings, with a smaller buffer and prefetch if the limits require that and both are tuned."""
+        """Return settings with a smaller buffer or prefetch if the limits require it and the feed tunes these."""
         for name in ("buffer", "prefetch"):
             while name in self.tunable and getattr(settings, name) > 1 and not self.allow(settings):
                 settings = settings._replace(**{name: getattr(settings, name) - 1})
         return settings
 
     def host_use(self, settings: Settings) -> int:
-        """Maximum host batches in use, including those of reads that began before a change of settings."""
+        """Maximum host batches in use, including reads that began before a change of settings."""
         batches = 2 * settings.host_batches + settings.workers + settings.shared_batches
         return batches + (settings.prefetch + 2 if self.arrays_on_host else 0)
 
@@ -72,7 +72,7 @@ def bounds_of(
     shard_bytes: int,
     devices: Sequence[Any],
 ) -> tuple[Bounds, Settings]:
-    """The bounds of a feed, and the settings to begin with: `start`, or smaller ones if a limit requires them."""
+    """Return the bounds of a feed, and its first settings: `start`, or smaller ones if a limit requires them."""
     on_host = all(device.platform == "cpu" for device in devices)
     bounds = Bounds(
         tunable=tunable,

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from feedline._src.loader.streams import Stream
 
 _PACKAGES = ("jax", "jaxlib", "grain", "numpy")
-_AGREEMENTS_PER_EPOCH = 3  # at most, if an epoch has one batch: on the batch, the end, and the rows left over
+_AGREEMENTS_PER_EPOCH = 3  # in an epoch of one batch: for the batch, for the end, for the rows left over
 _IN_FLIGHT = 4  # batches: one handed over, one being placed, one read here, one read by another process
 _log = logging.getLogger("feedline")
 
@@ -47,14 +47,14 @@ _log = logging.getLogger("feedline")
 def build(options: FeedOptions, running: tuple[Sizes, Place] | None = None) -> Sizes:
     """Open the source, plan what this process reads, and check that all of it fits together.
 
-    With a mesh of several processes, all of them call this, and compare what they built.
+    If the mesh has several processes, all of them must call this function; they compare what they built.
 
     Args:
       running: the present stages and the `Place` (step, epoch, position) of a feed that moves to another mesh.
-        The place must be the same in all processes.
+        The place must be the same in all processes. None: a new feed.
 
     Raises:
-      ValueError, TypeError, FileNotFoundError: something is missing, or does not fit together.
+      ValueError, TypeError, FileNotFoundError: an argument is wrong, or a file is missing.
       ProcessError: another process built something else, failed, or did not arrive.
     """
     before, place = (None, None) if running is None else (running[0], list(running[1]))
@@ -76,13 +76,13 @@ def build(options: FeedOptions, running: tuple[Sizes, Place] | None = None) -> S
 
 
 def _collective(options: FeedOptions, call: str | None) -> contextlib.AbstractContextManager[CollectiveBuild]:
-    """A context in which the processes of the mesh build together: an error in one is raised in all."""
+    """Context manager in which the processes of the mesh build together: if one raises, all raise."""
     reading = options.reading
     return collective_build(_processes_of(options.sharding), reading.stall_warning_s, reading.stall_error_s, call)
 
 
 def refuse_everywhere(sharding: Any, error: Exception, call: str | None = None) -> None:
-    """Raise the error of a wrong argument in the other processes of the mesh, which build this feed, too."""
+    """Make the other processes of the mesh, which build the same feed, raise this process's error."""
     with (
         contextlib.suppress(Exception),
         collective_build(_processes_of(as_shardings(sharding)), 30.0, 300.0, call),
@@ -91,14 +91,14 @@ def refuse_everywhere(sharding: Any, error: Exception, call: str | None = None) 
 
 
 def moved(sizes: Sizes, options: FeedOptions, sharding: Any, place: Place) -> tuple[FeedOptions, Sizes]:
-    """The options and stages of a running feed on another mesh of the same processes.
+    """Return the options and stages of a running feed for another mesh of the same processes.
 
     Args:
       place: where the next batch begins; it must be the same in all processes.
 
     Raises:
-      ValueError, TypeError: the devices of `sharding` belong to other processes than before, a lane of a stream
-        would be read by another process, or `build` raises one. The feed can continue as it was.
+      ValueError, TypeError: `build` raises it, the devices of `sharding` belong to other processes than before, or
+        another process would read a lane of a stream. The feed can continue as it was.
       ProcessError: processes move to different meshes, or at different places.
     """
     try:
@@ -124,7 +124,7 @@ def moved(sizes: Sizes, options: FeedOptions, sharding: Any, place: Place) -> tu
 
 
 def reweighted(sizes: Sizes, options: FeedOptions, weights: Mapping[str, float], place: Place) -> Sizes:
-    """The stages of a running feed with other weights of its mixture. Arguments as in `moved`.
+    """Return the stages of a running feed, with other weights for its mixture. Arguments as in `moved`.
 
     Raises:
       ValueError, TypeError: the feed reads no mixture, or the weights do not suit the mixture.
@@ -139,7 +139,7 @@ def reweighted(sizes: Sizes, options: FeedOptions, weights: Mapping[str, float],
 
 
 def _open(options: FeedOptions, key: str | None, running: Sizes | None) -> Sizes:
-    """This process's own part of a build. It opens the source, or uses the running feed's source."""
+    """Open the source, or use the running feed's, and make the stages of each batch size."""
     if options.reading.quarantine is not None:
         open(options.reading.quarantine, "ab").close()  # so that a missing folder raises now, not after hours
     if running is not None:
@@ -232,7 +232,7 @@ def _check(problems: Iterable[str]) -> None:
 
 
 def _planned(options: FeedOptions, source: Source, metadata: SourceMetadata) -> tuple[Plan, RowSpec]:
-    """The plan of this process, and the spec of a row after the transform, which is called with the first row."""
+    """Return this process's plan, and the spec of a transformed row. Calls the transform with the first row."""
     out = metadata.spec
     if options.transform is not None:
         row = [np.empty((1, *leaf.shape), leaf.dtype) for leaf in out.leaves]
@@ -247,11 +247,11 @@ def _planned(options: FeedOptions, source: Source, metadata: SourceMetadata) -> 
 
 
 def _settings_and_bounds(options: FeedOptions, plan: Plan) -> tuple[Settings, Bounds | None]:
-    """The settings to begin with, and the bounds within which they may be tuned; None: no setting is tuned."""
+    """Return the first settings, and the bounds for tuning them; bounds are None if no setting is tuned."""
     tunable = options.tunable
     if plan.lanes:  # a stream: one thread reads and places its batches
         tunable &= {"prefetch"}
-    if options.reading.bad_rows != "raise":  # workers would replace rows that they cannot read but threads can
+    if options.reading.bad_rows != "raise":  # a row that only workers fail to read would be replaced
         tunable -= {"workers"}
     if not tunable:
         return plan.settings, None
@@ -268,7 +268,7 @@ def _settings_and_bounds(options: FeedOptions, plan: Plan) -> tuple[Settings, Bo
 
 
 def _connected(sizes: Sizes, options: FeedOptions, collective: CollectiveBuild, before: Sizes | None) -> Sizes:
-    """The stages, with the objects by which processes communicate while they train."""
+    """Add to the stages the objects by which processes communicate during training."""
     service, key = collective.service, collective.key
     if service is None or key is None:
         return sizes
@@ -305,7 +305,7 @@ def _processes_of(sharding: Any) -> set[int]:
 
 
 def described(options: FeedOptions, stages: Stages, place: list[Any] | None = None) -> dict[str, Any]:
-    """JSON values by field: all that must be the same in every process, so that batch k is the same."""
+    """Return, as JSON values by field, all that must be equal in all processes, so that batch k is the same."""
     leaves: Mapping[str, Any] = stages.plan.leaves
     return {
         "name": options.name,
@@ -325,7 +325,7 @@ def described(options: FeedOptions, stages: Stages, place: list[Any] | None = No
 
 
 def _layout(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> str:
-    """Where the parts of a leaf lie: the devices in the order of their parts, and a digest of all parts."""
+    """Describe a leaf's layout: the devices in the order of their shards, and a digest of all shards."""
     parts = sorted(
         ([start for start, _ in part], device) for device, part in device_parts(sharding, shape).items()
     )

@@ -45,24 +45,25 @@ def prefetch_to_mesh(
     """Place and prefetch the process-local batches of an iterator. Returns an iterator of global arrays.
 
     Args:
-      iterable: yields trees of NumPy arrays: this process's rows of each global batch, ascending (see
-        `feedline.local_rows`), and its part along other sharded axes. With one process, these are whole batches.
-        One background thread calls the iterator. Leaves may also be `jax.Array`s on devices of this process, such
-        as the output of a decoder on the GPU. They are copied from device to device, not through the host.
-      sharding: of the batch: one `jax.sharding.Sharding`, or a tree of shardings that is a prefix of the batch. A
-        bare device or, under `jax.set_mesh`, a bare `PartitionSpec` stands for its sharding.
+      iterable: yields trees of NumPy arrays. Each tree contains the rows of one global batch that belong to this
+        process, in ascending order (see `feedline.local_rows`); along other sharded axes, also only this process's
+        part. With one process, yield whole batches. One background thread calls the iterator. Leaves may also be
+        `jax.Array`s on devices of this process, such as the output of a decoder on the GPU. They are copied from
+        device to device, not through the host.
+      sharding: the batch's sharding: one `jax.sharding.Sharding`, or a tree of shardings that is a prefix of the
+        batch. A device is accepted, too, and under `jax.set_mesh` a `PartitionSpec`.
       prefetch: how many placed batches may wait; 0: synchronous.
-      copy: True copies each batch before the iterator is asked for the next one, since many iterators write each
-        batch into the same memory, which JAX may still be reading (on a GPU) or may use as the memory of its array
-        (the CPU backend). False skips this copy; then no array may change after the iterator has yielded it.
+      copy: True copies each batch before the next one is requested. Many iterators write all batches into the same
+        memory, but JAX may still be reading it (GPU), or use it as the memory of its array (CPU backend). With
+        False, an array must not change after the iterator has yielded it.
 
     Returns:
-      An iterator with `close()`, and with `report()` and `statistics()` as a `feedline.Feed` has them. If the
-      given iterator has `get_state()`, so does this one: it returns the state of the given iterator after the last
-      batch that was *delivered*, not after prefetched ones.
+      An iterator with `close()`, and with the `report()` and `statistics()` of a `feedline.Feed`. If your iterator
+      has a `get_state()`, the `get_state()` of this one returns your iterator's state after the last *delivered*
+      batch, without prefetched batches.
 
     Raises:
-      TypeError, ValueError: on the first `next`, if a batch does not fit the sharding.
+      TypeError, ValueError: an argument is wrong; or, in `next`, a batch does not fit the sharding.
       StallError: in `next`, after 300 s without a batch. The following `next` waits for the same batch.
 
     Example:
@@ -118,7 +119,7 @@ class MeshIterator(ProcessBound):
         return self
 
     def __next__(self) -> Any:
-        """The next batch. StopIteration at the end. An error of the iterator comes after all batches before it."""
+        """Return the next batch. An error of the user's iterator is raised after all earlier batches."""
         with self._single_thread:
             return self._next()
 
@@ -156,7 +157,7 @@ class MeshIterator(ProcessBound):
         return placed.batch
 
     def statistics(self) -> Statistics:
-        """An immutable snapshot of what was done so far.
+        """Return an immutable snapshot of the counts and times so far.
 
         `read_s` is the time in the user's iterator, and `stage_s` the time of copies. Fields that only feeds have
         are 0 or None.
@@ -172,7 +173,9 @@ class MeshIterator(ProcessBound):
         )
 
     def report(self) -> Report:
-        """What limits training, its cost, and what to change, to be printed. "reading" is the user's iterator.
+        """Return a report to print: what limits training, what that costs, and what to change.
+
+        In the report, "reading" is the time in the user's iterator.
 
         Raises:
           ValueError: too few batches were delivered. Batches that were read before the loop began do not count.
@@ -216,7 +219,7 @@ class MeshIterator(ProcessBound):
         if stuck := self._prefetcher.join(min(timeout_s, threading.TIMEOUT_MAX)):
             _log.warning("%s is still busy with a read or a transfer %g s after close", stuck, timeout_s)
         else:
-            self._source.close()  # unless the thread has closed it
+            self._source.close()  # a no-op if the thread has closed it
 
     def __enter__(self) -> MeshIterator:
         return self
@@ -278,8 +281,8 @@ class _Batches:
         close()
 
     def _in_placed_dtypes(self, given: list[Any], spec: RowSpec) -> list[Any]:
-        """The leaves in placed dtypes. All are copied, except those on devices and, with `copy=False`, those whose
-        dtype stays the same."""
+        """Convert leaves to their placed dtypes. Copies them, except leaves on devices and, with `copy=False`,
+        leaves that keep their dtype."""
         copied = [
             not isinstance(values, jax.Array) and (self._copy or leaf.dtype != leaf.placed_dtype)
             for values, leaf in zip(given, spec.leaves, strict=True)
@@ -300,7 +303,7 @@ class _Batches:
 
 
 def _checked(path: Any, leaf: Any) -> Any:
-    """A `jax.Array` on this process's devices stays if JAX keeps its dtype; other leaves become NumPy arrays."""
+    """Convert a leaf to a NumPy array, except a `jax.Array` on this process's devices whose dtype JAX keeps."""
     name = f"batch{jax.tree_util.keystr(path)}"
     stays = isinstance(leaf, jax.Array) and not leaf.is_deleted() and leaf.is_fully_addressable
     stays = stays and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)  # typed PRNG keys

@@ -1,4 +1,4 @@
-"""`FeedError` and its subclasses, for failures that no wrong argument caused; and warnings.
+"""`FeedError` and its subclasses; warnings that show the user's line.
 
 A wrong argument raises a `ValueError` or a `TypeError`. Every other error that feedline raises is a
 `FeedError`. Each message states the rule, what was found, and a change that works.
@@ -75,7 +75,7 @@ class StallError(FeedError):
 
 
 class ProcessError(FeedError):
-    """Another process failed, was lost, or was started with settings that differ from this process's."""
+    """Another process failed, was lost, or differs from this process in its settings, position or data."""
 
 
 class OtherDataError(ValueError):
@@ -83,7 +83,7 @@ class OtherDataError(ValueError):
 
     Attributes:
       difference: the field of the fingerprint that differs, and both values.
-      remedy: a change with which this run can continue; None: it needs the same source and order.
+      remedy: a change that lets this run continue; None: only the same source and order do.
       field: the name of that field.
     """
 
@@ -112,7 +112,7 @@ def warn(message: str) -> None:
 
 
 def as_arguments(error: BaseException) -> dict[str, Any]:
-    """The arguments, as JSON values, of a `FeedError` that reports this error in another process.
+    """Convert an error to JSON values: the arguments of the `FeedError` that reports it in another process.
 
     Example:
       >>> print(ProcessError(**{"process": 1, **as_arguments(RowError("unreadable", stage="read", row=7))}))

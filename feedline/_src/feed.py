@@ -49,15 +49,14 @@ class Feed(FeedBase):
         `__getitem__`. Each element or item must have its own memory, not a buffer that the next one overwrites.
       batch_size: rows in the GLOBAL batch. Or sizes that change at given steps, as (first step, size) pairs: with
         [(0, 256), (1000, 512)], the first 1000 batches have 256 rows, and later ones 512. Not for streams.
-      sharding: of the batch: one `jax.sharding.Sharding`, or a tree of shardings that is a prefix of the
-        batch, like jit's `in_shardings`. A bare device or, under `jax.set_mesh`, a bare `PartitionSpec`
-        stands for its sharding.
-      order: which row stands at which position. None: rows are shuffled with seed 0, and a Grain
-        dataset keeps its own order. A stream accepts only None.
+      sharding: the batch's sharding: one `jax.sharding.Sharding`, or a tree of shardings that is a prefix of the
+        batch, like jit's `in_shardings`. A device is accepted, too, and under `jax.set_mesh` a `PartitionSpec`.
+      order: which row stands at which position. None: a Grain dataset keeps its own order; the rows of any other
+        source are shuffled with seed 0. A stream accepts only None.
       epochs: the number of epochs in a pass; None: endless.
       remainder: what to do with rows at the end of an epoch that do not fill a batch. "drop" leaves them out.
         "pad" fills the batch with repeated rows of the same epoch, and adds a boolean leaf `valid`, which is False
-        for these; the batch must be a dict. "wrap" fills it with rows of the next epoch.
+        for the repeated rows; the batch must be a dict. "wrap" fills the batch with rows of the next epoch.
       reading: threads, workers and buffers on the host, and what to do with bad rows.
       transform: (batch, rows) → batch, on the host. Batches are trees of NumPy arrays; `rows`: a `feedline.Rows`.
         Row i of the result must depend only on row i of the batch, and random numbers only on `rows.key`.
@@ -72,8 +71,8 @@ class Feed(FeedBase):
         rows of a batch with one number, derived from the batch's place in the data. So in a step,
         ``batch["place"].max() != batch["place"].min()`` means that processes are out of step. The batch must be a
         dict.
-      name: of the feed, such as "train". If processes build feeds of different names at the same time, all raise
-        an error. None: feeds are matched only by the order in which they are built.
+      name: the feed's name, such as "train". If processes build feeds of different names at the same time, all
+        raise an error. None: feeds are matched only by the order in which they are built.
 
     Host bytes = (reading.buffer + 1) × process-local batch. Device bytes = (prefetch + 2) × shard. With K steps
     per call, both are K times as large.
@@ -142,9 +141,9 @@ class Feed(FeedBase):
         return feed
 
     def __iter__(self) -> Feed:
-        """Returns the feed. After exhaustion the next pass begins; in the middle of a pass, that pass continues.
+        """Return the feed. If the pass is exhausted, the next pass begins; otherwise, the current pass continues.
 
-        Warns if an earlier `iter` began that pass: unlike a loop over a list, this loop does not begin anew.
+        Warns if an earlier `iter` began the current pass, since a second loop over a list would start over.
         """
         self._check_open()
         if self._diagnosed is not None and self._exhausted:
@@ -181,7 +180,7 @@ class Feed(FeedBase):
                 raise
 
     def _next(self, asked: float) -> Any:
-        """Take a batch, count it, and tell the listener. `asked`: when `next` was called."""
+        """Take a batch, count it, and pass its record to the listener. `asked`: when `next` was called."""
         if len(self._runs.alive) > 1:
             self._runs.remove_ended(self._run)
         steps = self._options.steps_per_call
@@ -226,10 +225,10 @@ class Feed(FeedBase):
         self._stop(0 if stuck else GRACE_S, reads=False)
 
     def _take(self) -> tuple[Run[Placed], Placed]:
-        """The next item, and its pipeline: the present one, or one that starts after the last batch delivered.
+        """Take a placed batch from the pipeline. If there is none, start one after the last batch delivered.
 
-        `_run` is None until the item is delivered. So after one or more interrupts, the next call starts another
-        pipeline: the interrupted one may not have been started, or may have lost an item.
+        `_run` is None until the batch is delivered. So after an interrupt, the next call starts a new pipeline:
+        the interrupted one may not have been started, or may have lost a batch.
         """
         try:
             run, self._run = self._run, None
@@ -242,7 +241,7 @@ class Feed(FeedBase):
         except Closed:
             raise failure() or ValueError(_AT_EXIT if exits() and not self._closed else CLOSED) from None
         except Exception as error:
-            # if tuning chose the workers, go on with threads; if the data is bad, they raise the error again
+            # if tuning chose workers, continue with threads; if the data is bad, the threads raise the error again
             if isinstance(error, ProcessError) or (start := self._listener.give_up_workers(error)) is None:
                 raise
             self._tune(start)
@@ -270,9 +269,9 @@ class Feed(FeedBase):
         """Stop reading and release everything. Idempotent; any thread may call it.
 
         Args:
-          timeout_s: how long to wait for the threads, and for reads ahead that are under way. A warning names a
-            thread that is stuck in a read. The thread ends with the process at the latest; the source stays open.
-            If a reading thread calls `close`, as in a transform, `close` does not wait: call it again later.
+          timeout_s: how long to wait for the threads and their reads in flight. If a thread is still stuck, a
+            warning names it, and the source stays open; the thread ends with the process at the latest. If a
+            transform calls `close` on a reading thread, `close` does not wait: call it again later.
 
         Raises:
           ProcessError: another process closed this feed after a different number of batches. Not raised while
@@ -280,7 +279,7 @@ class Feed(FeedBase):
         """
         if self._is_forked():
             return  # all that could be closed belongs to the parent process
-        # do not compare numbers of batches after an exception, which says more, or while a thread is in `next`
+        # compare no counts after an exception, which explains more, or while a thread is in `next`
         compares = not self._closed and not self._single_thread.occupied and sys.exc_info()[0] is None
         self._closed = True
         stuck = self._stop(min(timeout_s, threading.TIMEOUT_MAX))
@@ -292,7 +291,7 @@ class Feed(FeedBase):
                     timeout_s,
                 )
         elif next(self._releases, False):
-            self._running.access.buffers.staging.close()  # after a move, `_sizes` may not have it
+            self._running.access.buffers.staging.close()  # after a move, `_sizes` may not contain it
             self._sizes.close()
         in_step = self._stages.in_step
         if compares and in_step is not None and failure() is None and (found := in_step.closed()):
@@ -308,7 +307,7 @@ class Feed(FeedBase):
 
     @property
     def element_spec(self) -> Any:
-        """The `spec`, under Grain's name for it."""
+        """`spec`, by Grain's name for it."""
         return self.spec
 
     def start_prefetch(self) -> None:
@@ -321,7 +320,7 @@ class Feed(FeedBase):
         Args:
           directory: Orbax's path of a folder that is being created.
         """
-        state = self.get_state()  # before the feed goes on
+        state = self.get_state()  # before the feed continues
 
         async def write() -> None:
             from feedline._src.loader.lane_files import write_state

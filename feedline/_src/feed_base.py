@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from feedline._src.listen.report import Report
 
 GRACE_S = 1.0
-"""How long to wait for threads of a closed pipeline before the feed goes on without them."""
+"""Seconds to wait for the threads of a closed pipeline before the feed continues without them."""
 CLOSED = "the feed is closed; to continue, build a new feed and call its set_state with this feed's get_state()"
 _MAX_LEAVES_SHOWN = 12
 
 
 class Delivered(NamedTuple):
-    """The number of batches delivered over all resumes; the cursor and the lanes' states after the last one."""
+    """The number of batches delivered over all resumes; the cursor and the lanes' states after the last batch."""
 
     step: int
     cursor: Cursor
@@ -98,7 +98,7 @@ class FeedBase(ProcessBound):
 
     @property
     def order(self) -> Any:
-        """The order of rows. `Order(shuffle=False)`: the source's own, as for Grain datasets. None: a stream."""
+        """The order of rows. `Order(shuffle=False)`: the source's own, as with Grain datasets. None: a stream."""
         order = self._stages.access.order
         return None if order is None else order.shown
 
@@ -109,12 +109,12 @@ class FeedBase(ProcessBound):
 
     @property
     def remainder(self) -> Remainder:
-        """What becomes of rows that do not fill a batch: "drop", "pad" or "wrap"."""
+        """What happens to rows that do not fill a batch: "drop", "pad" or "wrap"."""
         return self._options.remainder
 
     @property
     def reading(self) -> Reading:
-        """The reading options, with the numbers of threads, workers and buffers that are in use now."""
+        """The reading options, with the `threads`, `workers` and `buffer` in use now."""
         threads, workers, buffer, _ = self._stages.settings
         return dataclasses.replace(self._stages.reading, threads=threads, workers=workers, buffer=buffer)
 
@@ -165,11 +165,11 @@ class FeedBase(ProcessBound):
         return self._stages.access.steps_per_epoch()
 
     def get_state(self) -> dict[str, Any]:
-        """The state for a checkpoint, as JSON values: the place after the last batch *delivered*.
+        """Return the state for a checkpoint, as JSON values: the place after the last batch *delivered*.
 
-        It is the same on every process, except for a stream with several lanes: then it holds the lanes that this
-        process reads, and `feedline.save_lanes` saves all lanes. With random access it is a few integers and the
-        spec of a row: under 1 KB for up to some twenty leaves.
+        The state is the same on every process. An exception is a stream with several lanes: its state contains
+        only the lanes that this process reads, and `feedline.save_lanes` saves all lanes. With random access, the
+        state is a few integers and the spec of a row: under 1 KB for up to some twenty leaves.
         """
         (step, cursor, lanes), stages = self._delivered, self._stages
         if stages.plan.lanes and not lanes:  # no lane has begun
@@ -178,9 +178,9 @@ class FeedBase(ProcessBound):
         return states.make(step, cursor, stages.fingerprint, lanes, writers)
 
     def rows_of(self, state: Mapping[str, Any]) -> npt.NDArray[np.int64]:
-        """The rows of the batch that follows `state`. Reads no data.
+        """Return the row indices of the batch that follows `state`. Reads no data.
 
-        If `state` is at the end of a pass, these are the rows of the next pass's first batch.
+        If `state` is at the end of a pass, that is the first batch of the next pass.
 
         Returns:
           int64[batch_size]: row indices in the source, in the order of the global batch; -1 for
@@ -193,7 +193,7 @@ class FeedBase(ProcessBound):
         """Continue from a state: the next batch begins with the first undelivered row.
 
         Topology, mesh, batch size, number of epochs, remainder, threads and workers may have changed. With random
-        access, the state's position must be at most the number of rows, which is the end of the epoch.
+        access, the state's position must be at most the number of rows (the end of the epoch).
 
         Args:
           state: what `get_state` returned, perhaps after a round trip through JSON.
@@ -210,7 +210,7 @@ class FeedBase(ProcessBound):
         self._go_to(Delivered(step, cursor, lanes), sizes)
 
     def _after(self, state: Mapping[str, Any], allow: Collection[str]) -> tuple[Sizes, int, Cursor]:
-        """The stages with the weights of the state's mixture; and the state's step and cursor, validated."""
+        """Validate a state. Return the stages, with the state's weights of a mixture; and its step and cursor."""
         order, position = states.order_and_position(state)
         sizes = self._sizes.map(
             lambda stages: stages.reweighted(stages.access.source.with_weights_of(order, position))
@@ -224,8 +224,8 @@ class FeedBase(ProcessBound):
 
         Args:
           epoch: at least 0.
-          position: in the epoch's order, at most the number of rows, which is the end of the epoch. Streams have
-            no random access, so they allow only 0.
+          position: in the epoch's order, at most the number of rows (the end of the epoch). Streams have no random
+            access, so they allow only 0.
 
         Raises:
           ValueError: there is no such place; the message names the largest position.
@@ -328,7 +328,7 @@ class FeedBase(ProcessBound):
             self._sizes = sizes
 
     def statistics(self) -> Statistics:
-        """An immutable snapshot of what was done so far."""
+        """Return an immutable snapshot of the feed's counts and times so far."""
         ready = self._runs.waiting
         statistics = self._listener.statistics(self._counted, ready)
         access = self._stages.access
@@ -340,12 +340,12 @@ class FeedBase(ProcessBound):
         )
 
     def report(self) -> Report:
-        """What limits training, what that costs, and which setting to change. The report can be printed.
+        """Return a report to print: what limits training, what that costs, and which setting to change.
 
-        It judges the latest batches, at most 256, without those that were read before the loop began.
+        The report covers the latest 256 batches. Batches that were read before the loop began do not count.
 
         Raises:
-          ValueError: too few batches were delivered. Batches that were read before the loop began do not count.
+          ValueError: too few batches were delivered.
         """
         report = self._listener.report()
         if report is None:
@@ -366,12 +366,12 @@ class FeedBase(ProcessBound):
         With several processes, all of them must call it.
 
         Args:
-          steps: batches of all phases; at least 40 with the default buffers. The first quarter of each phase, at
-            least six batches with these buffers, does not count.
+          steps: batches in all four phases together; with the default buffers, at least 40. The first quarter of
+            each phase does not count; with the default buffers, this quarter is at least six batches.
           over: called by `next`, on the loop's thread, when the last phase is over and the loop is about to end.
 
         Returns:
-          The context's value is a `Diagnosis`, complete when the context is left.
+          A context manager. Its value is a `Diagnosis`, which is complete once the context is left.
 
         Raises:
           ValueError: too few steps; or the feed is being diagnosed already.
@@ -423,14 +423,14 @@ class FeedBase(ProcessBound):
 
         The file holds the batches that are delivered in this context, or the latest if there are very many (see
         docs/waiting.md). It is written when the context is left, even by an exception. If writing fails, as on a
-        full disk, a warning says why, and training goes on.
+        full disk, a warning says why, and training continues.
 
         Args:
           path: where to write the file, compressed if the path ends in ".gz". With several processes, each writes
             its own file: "trace.json" becomes "trace-process0.json", and so on.
 
         Returns:
-          The context's value is the path that this process writes.
+          A context manager. Its value is the path that this process writes.
 
         Raises:
           ValueError: the feed is being traced already, or diagnosed.
@@ -483,7 +483,7 @@ class FeedBase(ProcessBound):
     def _tune(self, settings: Settings) -> None:
         """Continue with other settings. Until the next pipeline is built, the listener keeps its proposal."""
         self._sizes = self._sizes.map(lambda stages: stages.tuned(settings))
-        # wait for a stream: its next iterator may share state with the one that still reads
+        # for a stream, wait: the next iterator may share state with the present one, which may still be reading
         self._stop(GRACE_S if self._running.plan.lanes else 0, reads=False)
 
     def _switch(self, stages: Stages) -> None:
@@ -520,8 +520,9 @@ class FeedBase(ProcessBound):
         return Place(self._delivered.step, *cursor, states.digest(order) if mixed else "")
 
     def _stop(self, timeout_s: float, *, reads: bool = True) -> str | None:
-        """Give up the pipeline, and wait for the threads of all pipelines; without `reads`, not for threads inside
-        a read by row index. Returns the name of a stuck thread.
+        """Give up the pipeline, and wait for the threads of all pipelines. Returns the name of a stuck thread.
+
+        Without `reads`, threads inside a read by row index are not waited for.
         """
         self._run = None
         return self._runs.stop(timeout_s, reads=reads)

@@ -38,11 +38,11 @@ class FeedOptions(CheckedOptions):
     """
 
     def plan(self, processes: int | None = None, process: int | None = None) -> Plan:
-        """What a feed of these options will read and place on each process, and how much memory that needs.
+        """Compute what a feed of these options will read and place on each process, and the memory for that.
 
-        No feed is built, no rows are read, and no process, thread or accelerator is needed: the sharding may be
-        over a `jax.sharding.AbstractMesh`. The source is opened for its length and spec, and closed. An exception:
-        records and streams have no spec, so the first record or item is read. A transform is called with a row of
+        This builds no feed, reads no rows, and needs no other process, thread or accelerator: the sharding may be
+        over a `jax.sharding.AbstractMesh`. The source is opened for its length and spec, and closed. Records and
+        streams have no spec, so their first record or item is read, after all. A transform is called with a row of
         zeros.
 
         Args:
@@ -51,9 +51,9 @@ class FeedOptions(CheckedOptions):
           process: compute only the part of this process. None: the parts of all processes.
 
         Raises:
-          ValueError, TypeError, OSError: there is no such source, or no batch size at all fits the sharding; or
-            `processes` does not divide the number of devices. Other reasons why a feed refuses the options are in
-            `Plan.problems`.
+          ValueError, TypeError, OSError: there is no such source, no batch size at all fits the sharding, or
+            `processes` does not divide the number of devices. `Plan.problems` lists all other reasons for which a
+            feed refuses the options.
 
         Example:
           >>> import jax, numpy as np
@@ -94,7 +94,7 @@ _entered: list[_Hooks] = []
 def building(
     change: Callable[[FeedOptions], FeedOptions] | None = None, *, asked: Callable[[Any], None] | None = None
 ) -> Iterator[None]:
-    """A context in which `change` may change the options of every feed that this process builds, in any thread.
+    """Context manager: `change` may change the options of every feed that this process builds, on any thread.
 
     So a tool can inspect the feeds of a program, or build them with other options, without changing the program.
     Contexts may be nested; the `change` of the outer one is called first.

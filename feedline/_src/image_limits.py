@@ -1,7 +1,7 @@
-"""Limits on what an image can make its decoder do, checked on the encoded bytes before memory is allocated.
+"""Refuses encoded images that would take too much memory or time to decode.
 
-A decoder allocates what a header promises, and a header of 35 bytes may promise gigabytes. So only images whose
-size is found here are decoded. OpenCV could read other formats, too, but they are refused.
+A decoder allocates what a header promises, and a header of 35 bytes may promise gigabytes. So an image is decoded
+only if its size is found here. OpenCV could read further formats, but they are refused.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _size(data: bytes) -> tuple[int, int]:
         return _size_of_tiff(data, "<" if data.startswith(b"II") else ">")
     elif found := _PNM.match(data):
         kind, width, height = map(int, found.groups()[:3])
-        largest = int((found[4] or b"0")[:9])  # of a bitmap: pixels, perhaps all of them as one number
+        largest = int((found[4] or b"0")[:9])  # in a bitmap, group 4 is pixels, perhaps one very long number
         if kind not in (1, 4) and largest not in (255, 65535):  # OpenCV would not scale the values
             raise ValueError(f"the largest value of a PNM must be 255 or 65535, got {largest}; write it again")
     else:

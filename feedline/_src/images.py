@@ -53,15 +53,15 @@ def decode(
     image: str | None = None,
     label: str | None = None,
 ) -> RowSource:
-    """Images as rows {"image": uint8[size, size, 3], "label": int32}, in RGB; without "label" if there is none.
+    """Decode images into rows {"image": uint8[size, size, 3], "label": int32}, in RGB; "label" is optional.
 
-    A reading thread decodes each image into its place in the batch, JPEGs only as large as needed. Grey and CMYK
-    images become RGB, and transparency is dropped. An image that is damaged is a bad row: see `Reading.bad_rows`.
+    Reading threads decode the images, JPEGs only as large as needed, and write them into the batch. Grey and CMYK
+    images become RGB, and transparency is dropped. A damaged image is a bad row: see `Reading.bad_rows`.
     Convert to floats in the training step, not before: `batch["image"].astype(jnp.bfloat16) / 255`.
 
     Args:
-      source: what `open_source` returns for encoded records, or a path for it: a folder of class folders, tar or
-        TFRecord shards, or other files that docs/images.md lists.
+      source: what `open_source` returns for encoded records, or the path of such records: a folder of class
+        folders, tar or TFRecord shards, or other files that docs/images.md lists.
       size: height and width in pixels.
       crop: "center": the largest square in the middle. "random", for training: a rectangle of random size, shape
         and place, different in each epoch; a function of (seed, epoch, position).
@@ -224,7 +224,7 @@ def _between(limits: tuple[float, float], share: float) -> float:
 
 
 def _scaled(box: Box, size: tuple[int, int], small: tuple[int, int]) -> Box:
-    """Convert a box in an image of `size` to the same box in its copy, which was decoded to the size `small`."""
+    """Convert a box in an image of `size` to the same box in this image decoded to the size `small`."""
     vertical, horizontal = small[0] / size[0], small[1] / size[1]
     top, left = int(box.top * vertical), int(box.left * horizontal)
     height, width = max(1, round(box.height * vertical)), max(1, round(box.width * horizontal))

@@ -15,7 +15,7 @@ def lazily(
 
     Args:
       module: the module's name.
-      where: {public name: the module that holds it}; "" if the name is itself a module under `module`.
+      where: {public name: the module that defines it}; "" if the name is itself a module under `module`.
     """
 
     def resolve(name: str) -> Any:

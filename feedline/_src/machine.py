@@ -85,7 +85,7 @@ def as_list(numbers: Set[int]) -> str:
 
 
 def quota(root: Path = Path("/")) -> float | None:
-    """The tightest quota of processors of this process's control group and of those that contain it, if any."""
+    """The tightest quota of this process's control group and its ancestors, in processors; None: no quota."""
     return min(filter(None, map(_quota, _folders(root, "cpu"))), default=None)
 
 
@@ -101,7 +101,7 @@ def memory(root: Path = Path("/")) -> tuple[int, int]:
 
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:
-    """The folders of the groups that hold this process, from its own to the root of the hierarchy."""
+    """The folders of this process's control group and its ancestors, up to the root of the hierarchy."""
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):

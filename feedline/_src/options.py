@@ -113,9 +113,8 @@ class Limits:
     """The memory and the cores of this process that "auto" settings may use.
 
     Attributes:
-      host_bytes: host memory for batches that are read ahead. None: a quarter of the memory that this process
-        may use (the smaller of the machine's and its control group's), divided by the processes of the run on its
-        host.
+      host_bytes: host memory for batches that are read ahead. None: a quarter of the memory of the machine, or of
+        its control group if that is less, divided by the number of the run's processes on this host.
       device_bytes: memory of each device for batches. None: a tenth of its memory, where JAX reports that.
       cores: how many cores the reading threads or the workers may keep busy. None: the cores that this process may
         use, divided by the processes that share them.
@@ -140,8 +139,8 @@ class Limits:
 class Reading:
     """How rows are read on the host.
 
-    `threads`, `workers` and `buffer` may be "auto": the feed tunes them while it runs, within `limits`. Batches
-    stay the same. docs/feed.md, "Automatic settings", says how.
+    `threads`, `workers` and `buffer` may be "auto": the feed tunes them while it runs, within `limits`, as
+    docs/feed.md describes under "Automatic settings". Batches stay the same.
 
     Attributes:
       threads: how many threads read rows with random access, and place batches; 0 is the same as 1. None: the
@@ -168,8 +167,8 @@ class Reading:
         time, all workers are started again, which takes seconds.
       stall_warning_s: warn, with the stacks of all threads, once the consumer has waited this long while no stage
         advanced, or once building the feed takes this long.
-      stall_error_s: raise a `StallError` after this long; not with `prefetch=0`, where the thread that would raise
-        it is the one that hangs. The two limits may be up to 1e9 seconds, in effect never.
+      stall_error_s: raise a `StallError` after this long. With `prefetch=0`, none is raised, since the thread that
+        would raise it hangs. Both times may be up to 1e9 seconds, in effect never.
       check_replicas_every: with several processes, compare checksums between processes that own the same rows,
         once in this many batches; 0: never. Checksums are computed before the batch is placed, at about 1 GB/s.
       limits: what "auto" settings may use; refused if no setting is "auto".

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Stages:
-    """What a feed of one batch size is made of.
+    """The stages of a feed for one batch size, with their settings.
 
     Attributes:
       plan: this process's plan.
@@ -64,7 +64,7 @@ class Stages:
     in_step: InStep | None = None
 
     def tuned(self, settings: Settings) -> Stages:
-        """These stages with other settings for the next pipeline; as many slabs as it needs may stay idle."""
+        """Return these stages with other settings, and keep as many idle slabs as the next pipeline needs."""
         self.access.buffers.staging.keep(settings.host_batches_on_cpu_devices)  # as many as `build` keeps
         return dataclasses.replace(self, settings=settings)
 
@@ -180,11 +180,11 @@ class Runs:
             run.close()
 
     def stop(self, timeout_s: float, *, reads: bool) -> str | None:
-        """Close all pipelines, and wait for their threads. Returns a stuck one's name. `reads`: see `Run.join`."""
+        """Close all pipelines and join their threads. Returns a stuck thread's name. `reads`: see `Run.join`."""
         runs, stuck, deadline = tuple(self.alive), None, time.monotonic() + timeout_s
         for run in runs:
             run.close()
-        # a thread inside a read does not wait: one of another pipeline may do the same, and wait for this one
+        # a reading thread does not wait here: another pipeline's reading thread may be waiting for this one
         if (me := this_thread()) in [run.join(0) for run in runs]:
             return me
         for run in runs:

@@ -20,7 +20,7 @@ from feedline._src.order.schedule import Cursor
 
 VERSION = 1
 _SHOWN = 120
-"""The most characters of a value in an error."""
+"""The maximum number of characters of a value in an error."""
 FIELDS = ("rows", "spec", "data", "order", "format")
 """The fields of a fingerprint: the number of rows, their dtypes and shapes in the source (not JAX's, which depend
 on x64), a digest of their contents, their order, and how the source is read (columns, records, a stream)."""
@@ -33,7 +33,7 @@ def make(
     lanes: Mapping[str, Any] | None,
     writers: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """The state after `step` delivered batches; `cursor` is at the next row. Shares no object with the feed."""
+    """Make the state after `step` delivered batches, which end at `cursor`. It shares no object with the feed."""
     state = {
         "version": VERSION,
         "step": step,
