@@ -66,7 +66,7 @@ class BatchRecord(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """What `next` counts: fields of `Statistics`, and `own_rows`. A tuple, since creating one per batch is cheap."""
+    """What `next` counts: fields of `Statistics`, and `own_rows`. A tuple, for speed: each batch creates one."""
 
     batches: int = 0
     rows: int = 0

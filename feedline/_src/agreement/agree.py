@@ -45,11 +45,11 @@ _ABSENT = "absent"
 def collective_build(
     processes: Collection[int], warning_s: float, error_s: float, call: str | None = None
 ) -> Iterator[CollectiveBuild]:
-    """Context manager in which several processes build a feed. Each then passes what it built to `agree`.
+    """Context manager in which several processes build a feed, and compare it by calling `agree` at the end.
 
     If the block raises in one process, the other processes raise, too. `agree` returns at once if this process is
-    not among `processes`, or is the only one. After `warning_s`, a warning names processes that have not arrived;
-    after `error_s`, an error does. `call`: the method that they call together, if the feed exists; for messages.
+    not among `processes`, or is the only one. After `warning_s`, a warning names the processes that have not
+    arrived; after `error_s`, an error names them. `call`: see `CollectiveBuild`.
     """
     service, members = coordination(), sorted(set(processes))
     if service is None or service.process not in members or len(members) == 1:
@@ -68,9 +68,9 @@ class CollectiveBuild:
     """The build of a feed by several processes. If there is only one, nothing is compared, and `key` is None.
 
     Each process publishes its description under the digest of the description, publishes the digest under its
-    process index, and increments a counter. The last process compares the digests and publishes a verdict, for
-    which the others wait: four calls per process. The first verdict is final, even if a failed process gave it.
-    The last process also deletes what was published for the build before this one, which all have completed.
+    process index, and increments a counter. The last process to arrive compares the digests and publishes a
+    verdict, for which the others wait: four calls per process. A process that fails publishes a verdict, too; the
+    first verdict is final. The last process also deletes the keys of the previous build, which is complete.
     """
 
     service: Coordination | None
@@ -78,16 +78,16 @@ class CollectiveBuild:
     processes: Sequence[int]
     warning_s: float
     error_s: float
-    call: str | None = None  # a method of a feed that is built already, such as "feed.move"
+    call: str | None = None  # for messages: the method of an existing feed that all call, such as "feed.move"
 
     @property
     def _path(self) -> str:
         return f"{self.key}/build"
 
     def agree(self, description: Mapping[str, Any]) -> None:
-        """Compare this process's description, JSON values by field, with the descriptions of all other processes.
+        """Compare this process's description (JSON values by field) with the descriptions of all other processes.
 
-        ProcessError: names a process that differs, and the field; or one that failed or did not arrive in time.
+        Raises a `ProcessError` that names a process that differs, failed, or did not arrive in time.
         """
         service = self.service
         if service is None:
@@ -120,7 +120,7 @@ class CollectiveBuild:
             self._publish(service, verdict)
 
     def _publish(self, service: Coordination, verdict: Mapping[str, Any] | None) -> None:
-        """Publish a verdict, unless one exists. None: no difference; else the arguments of the error to raise."""
+        """Publish a verdict, unless one exists: the arguments of the error to raise, or None for no difference."""
         service.set(f"{self._path}/verdict", json.dumps(verdict))
 
     def _find_mismatch(self, service: Coordination) -> Mismatch | None:
@@ -178,7 +178,7 @@ class Mismatch(NamedTuple):
 
 
 def find_mismatch(descriptions: Mapping[int, Mapping[str, Any]]) -> Mismatch | None:
-    """The first field, in the order of the fields, that differs between processes; None if none does. Pure.
+    """Find the first field that differs between processes; None if all fields are equal. Pure.
 
     The value that most processes have counts as right; in a tie, the value of the lowest process. Dicts are
     compared entry by entry.

@@ -17,9 +17,9 @@ _SLICE_S = 0.5  # length of one wait: a wait in jax cannot be woken, so `stopped
 class AllGather:
     """Gathers a JSON value from each of `processes` processes, in named rounds. It keeps the last `kept` rounds.
 
-    The value that a process contributes must depend only on the round. So a process may repeat a round, after
-    an interrupt or a `seek`, while the others are further on: it receives what was gathered before. After an
-    interrupt, threads of the old and the new pipeline may call at once. Equal values are published once.
+    The value that a process contributes must depend only on the round. So a process may repeat earlier rounds,
+    after an interrupt or a `seek`, and receives the values that were gathered then. After an interrupt, threads of
+    the old and the new pipeline may call at once. Equal values are published once.
     """
 
     def __init__(self, service: Coordination, key: str, processes: int, kept: int) -> None:
@@ -32,7 +32,7 @@ class AllGather:
 
     @classmethod
     def connect(cls, key: str | None, processes: int, kept: int) -> AllGather:
-        """An all-gather over the service that this process has joined. ValueError: it has joined none."""
+        """Create an all-gather. ValueError: this process has not joined jax's coordination service."""
         service = coordination()
         if service is None or key is None:
             raise ValueError(

@@ -64,8 +64,8 @@ def process_names(processes: Sequence[int]) -> str:
 
 
 def length_of_waits_s(processes: int, least_s: float) -> float:
-    """How long a process waits in one call, if it checks something between two calls. It grows with the number of
-    processes, since process 0 answers the calls of all."""
+    """How long one wait of a process lasts, if the process checks something between two waits. Grows with the
+    number of processes, since process 0 answers the calls of all."""
     return max(least_s, processes / _WAITS_PER_S)
 
 
@@ -139,7 +139,7 @@ class Comparison:
         self._published: collections.deque[str] = collections.deque()
 
     def differing(self, key: str, value: Any) -> tuple[int, Any] | None:
-        """The process that was first and its JSON value, if that differs from `value`."""
+        """Return the first process and its JSON value, if this differs from `value`; otherwise None."""
         text = json.dumps(value)
         if self._service.set(key, f"[{self._service.process}, {text}]"):
             self._published.append(key)

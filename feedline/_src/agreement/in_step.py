@@ -1,8 +1,8 @@
 """Checks that the processes that built a feed together take the same batches of it. Nothing here waits.
 
-Which batch is next depends only on how many batches were taken before, and on the moves by `seek` and `set_state`
-between them. So processes with equal counts are at the same place. They can be compared only at points that all
-reach: places at the n-th move of each, and counts when the feed is closed and when the program ends.
+The next batch depends only on the number of batches taken so far, and on the moves by `seek` and `set_state`
+between them. Processes can be compared only at points that all of them reach: their places at the n-th move, and
+their counts of batches and moves when the feed is closed and when the program ends.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from feedline._src.agreement.coordination import Comparison, Coordination, coordination
 from feedline._src.errors import FeedError
 
-_KEPT_FEEDS = 64  # deleted feeds whose counts are kept, and feeds whose latest values are
-_KEPT_MOVES = 64  # latest moves of a feed in the service: while a process is further behind, it is not compared
-_latest = collections.defaultdict[int, dict[str, None]](dict)  # by process: keys of its values, the oldest first
+_KEPT_FEEDS = 64  # counts are kept for this many deleted feeds, latest values for this many feeds
+_KEPT_MOVES = 64  # moves of a feed kept in the service: a process that is further behind is not compared
+_latest = collections.defaultdict[int, dict[str, None]](dict)  # {process: the keys of its values, oldest first}
 _gone: collections.deque[tuple[str, tuple[int, int, bool]]] = collections.deque(maxlen=_KEPT_FEEDS)
 _dropped: collections.deque[tuple[str, int]] = collections.deque()  # feeds that were deleted, but not closed
 
@@ -37,11 +37,11 @@ class Place(NamedTuple):
 
 
 class Count(NamedTuple):
-    """What a process has done with a feed: batches taken (with `steps_per_call`, deliveries), and moves."""
+    """How many batches of a feed a process took (with `steps_per_call`, deliveries), and its number of moves."""
 
     batches: int
     moves: int
-    failed: bool = False  # the latest `next` raised an error: counts are not compared, since the error says more
+    failed: bool = False  # the latest `next` raised an error, which explains more: counts are not compared
 
     def __str__(self) -> str:
         moves = f" and made {self.moves} move{'s' if self.moves > 1 else ''} by seek or set_state"
@@ -49,11 +49,11 @@ class Count(NamedTuple):
 
 
 class InStep:
-    """Compares this process's use of a feed with the others'. A difference is returned as a sentence for the user.
+    """Compares batches and moves of a feed between processes. Methods return a difference as a sentence for users.
 
     The feed updates `batches` at each delivery, and sets `failed_at` to `batches` when `next` raises an error.
-    `moves` counts the moves by `seek` or `set_state` that were followed by a call of `next`. `members` is the
-    number of processes that built the feed.
+    `moves` counts the moves by `seek` or `set_state` after which reading began. `members` is the number of
+    processes that built the feed.
     """
 
     __slots__ = (
@@ -89,9 +89,9 @@ class InStep:
         return Count(self.batches, self.moves, self.failed_at == self.batches)
 
     def moved(self, place: Place) -> str | None:
-        """Compare this process's n-th move, which leads to `place`, with the n-th move of the others.
+        """Compare this process's n-th move, which leads to `place`, with the n-th moves of the other processes.
 
-        The feed then adds 1 to `moves`. After an interrupt before that, it calls this again for the same move.
+        Afterwards, the feed adds 1 to `moves`. If an interrupt prevents that, the feed compares the move again.
         """
         if coordination() is None:  # jax has been shut down
             return None
@@ -101,7 +101,7 @@ class InStep:
         return None
 
     def missed_move(self) -> str | None:
-        """Find another process's move that this process has passed without making it. Any thread may call this."""
+        """Find a move of another process that this process skipped. Returns a sentence, or None. Thread-safe."""
         moves = self.moves
         first, batches = self._service.try_get(self._key_of(moves)), self.batches
         if first is None:
@@ -109,17 +109,17 @@ class InStep:
         process, move = json.loads(first)
         if process == self._service.process or batches <= move[0]:
             return None
-        if moves != self.moves:  # read after `batches`: the move may have been made just before the last batch
+        if moves != self.moves:  # compare again after reading `batches`: the move may have just been made
             return None
         own = f"process {self._service.process} took {_batches(batches)} without that move"
         return _sentence(self.key, f"{_moved(process, move)}, and {own}")
 
     def closed(self) -> str | None:
-        """Compare counts with the process that closed the feed first. Call it once.
+        """Compare this process's counts with the counts of the first process that closed the feed. Call it once.
 
-        The last process deletes what all have published about this feed, except their times, which reports use;
-        a process that deletes the feed without this call counts, too, once it builds the next one.
-        It returns None also if the service was shut down, or ended with process 0; the monitor reports that.
+        The last process to close deletes the feed's keys, except published times, which reports use. If a feed is
+        garbage-collected without this call, the process counts as closing when it builds its next feed. Returns
+        None, too, if the service was shut down, or ended with process 0, which the monitor reports.
         """
         if coordination() is None:
             return None
@@ -150,7 +150,7 @@ def counts() -> dict[str, Count]:
 
 
 def missed_move() -> str | None:
-    """The first move of another process that this process has missed, in words."""
+    """Find the first move of another process that this process skipped, in any feed, as a sentence."""
     return next((found for feed in _open() if (found := feed.missed_move())), None)
 
 
@@ -163,14 +163,14 @@ def counts_by_group() -> dict[str, dict[str, Count]]:
 
 
 def ends_differ(other: int, ended: Mapping[str, Sequence[Any]], process: int) -> str | None:
-    """How the counts of process `other`, which has reached its end, differ from this process's, in words."""
+    """Compare this process's counts with the counts of process `other`, which has ended. Returns a sentence."""
     own = counts()
     found = (_difference(key, other, Count(*ended[key]), process, own[key]) for key in ended if key in own)
     return next(filter(None, found), None)
 
 
 def more_than(other: Mapping[str, Sequence[Any]]) -> tuple[int, int] | None:
-    """(the other's batches, this process's batches) for the first feed from which this process has taken more."""
+    """Find a feed of which this process took more batches than another. Returns (the other's, its own) count."""
     own = counts()
     pairs = ((count[0], own[key].batches) for key, count in other.items() if key in own)
     return next((pair for pair in pairs if pair[0] < pair[1]), None)
@@ -205,14 +205,14 @@ def _batches(number: int) -> str:
 
 
 class LatestValues:
-    """One string per process, which that process replaces now and then, and the others read without waiting.
+    """One string per process. Each process replaces its own string at any time, and reads all without waiting.
 
     Any thread may call the methods. ProcessError: process 0 cannot be reached.
     """
 
     def __init__(self, service: Coordination, key: str) -> None:
         self._service = service
-        self._path = f"{key}-latest"  # not below the key: what is there goes when the feed is closed
+        self._path = f"{key}-latest"  # not below the key, because closing the feed deletes all keys below it
 
     def publish(self, value: str) -> None:
         key = f"{self._path}/{self._service.process}"
@@ -221,7 +221,7 @@ class LatestValues:
         kept.pop(key, None)
         kept[key] = None
         if len(kept) > _KEPT_FEEDS:
-            oldest = next(iter(kept.copy()))  # another thread may add or remove one meanwhile
+            oldest = next(iter(kept.copy()))  # a copy, because another thread may add or remove a key
             kept.pop(oldest, None)
             self._service.delete(oldest)
 

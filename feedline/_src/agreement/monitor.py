@@ -1,14 +1,14 @@
-"""The failure of one process ends all, whatever they wait for. Heartbeats show which process stops answering.
+"""Ends all processes when one fails, whatever they wait for. Heartbeats show which process stops answering.
 
 Keys in the coordination service, which process 0 stores::
 
-    feedline/abort             the first failure: [process, arguments of the error]; "": success. process is null
-                               if any process may be wrong
+    feedline/abort             the first failure: [process, arguments of the error], where process is null if any
+                               process may be wrong; or "" if all processes succeeded
     feedline/left/<p>          process p ends because of that failure
     feedline/heartbeat/<p>     a value that process p changes at each beat
     feedline/status/silent     the processes whose heartbeats have stopped, as process 0 sees them
-    feedline/status/ended/<g>  the first process of a group that reached its end, and its counts for the feeds that
-                               this group built; "": of all processes
+    feedline/status/ended/<g>  the first process of group g that reached its end, and its counts for the feeds that
+                               this group built; with an empty g, the first of all processes
     feedline/ended/<p>         process p has reached its end
 """
 
@@ -34,7 +34,7 @@ from feedline._src.agreement.in_step import counts_by_group, ends_differ, missed
 from feedline._src.errors import FeedError, ProcessError, as_arguments
 
 EXTRA_HEARTBEAT_S = 5.0
-"""jax's heartbeat timeout is `abort_after_s` plus this, so that jax does not end a process that is merely slow."""
+"""Added to `abort_after_s` for jax's heartbeat timeout, so that jax does not end a process that is merely slow."""
 _ABORT, _LEFT = "feedline/abort", "feedline/left"
 _HEARTBEAT, _STATUS, _ENDED = "feedline/heartbeat", "feedline/status", "feedline/ended"
 _FIRST_ENDS, _SILENT = f"{_STATUS}/ended", f"{_STATUS}/silent"
@@ -42,9 +42,9 @@ _SUCCESS = ""
 _BLAMED = re.compile(rb"feedline: (?:process (\d+) failed: |no answer from process(?:es)? (\d+))")
 _FOREVER_S = 1e9
 _BEATS = 4  # a process is silent if it missed this many beats in a row; process 0 looks once more, to be sure
-_CALLS_PER_S = 500  # the most for all heartbeats together: with thousands of processes, each beats more rarely
+_CALLS_PER_S = 500  # the maximum for all heartbeats: with thousands of processes, each beats less often
 _WARN_S = 30.0  # this long after the first process has ended, the others print a line that names it
-_JOIN_S = 10.0  # how long the exit waits for calls of the heartbeats in flight, and for the line that says why
+_JOIN_S = 10.0  # how long the exit waits for heartbeats in flight, and for the line that reports the failure
 _OUTPUT_S = 1.0  # how long the end of this process waits for its last output
 _PROCESS_0_S = 2.0  # how long process 0, which stores the keys, waits for the others to end
 _UNWRITABLE = (OSError, ValueError, AttributeError)  # a full disk, a closed stream, no stream (None)
@@ -62,12 +62,12 @@ this set, since a copy of it is atomic."""
 
 
 def abort(reason: str | BaseException) -> None:
-    """Report to the other processes that this one has failed: they end with this message.
+    """Report to the other processes that this process has failed. They end with this message.
 
     An uncaught exception is reported without this call. Call it before `sys.exit(1)`, which jax and feedline
     cannot distinguish from success: without the call, this process would wait at its end for the others. Only the
     first failure is reported. Without a monitor (see `initialize`), the others notice the failure only when they
-    wait inside feedline. In a process that did not join others, the call does nothing.
+    wait inside feedline. In a process that did not join others, the call is a no-op.
 
     Args:
       reason: a sentence, or the exception.
@@ -89,18 +89,18 @@ def _report(service: Coordination, process: int | None, arguments: dict[str, Any
 
 
 def blamed_process(line: bytes) -> tuple[int, bool] | None:
-    """The process that a line of another process's output names as failed or silent, and whether it is silent.
+    """Find the failed or silent process that a line of output names. Returns its index, and whether it is silent.
 
     Example:
       >>> blamed_process(b"feedline: process 0 failed: OSError: no space"), blamed_process(b"step 7")
       ((0, False), None)
     """
-    match = _BLAMED.search(line)  # not only at its start: a thread may write while another writes a traceback
+    match = _BLAMED.search(line)  # anywhere in the line: another thread may be writing a traceback
     return match and (int(match[1] or match[2]), match[1] is None)
 
 
 def out_of_step(found: str) -> ProcessError:
-    """The error for processes that take different batches of a feed. It ends all processes: any may be wrong."""
+    """Report that processes take different batches of a feed, which ends them all. Returns the error to raise."""
     if (service := coordination()) is not None:
         _report(service, None, {"message": found, "stage": "agree"})
     return ProcessError(found, stage="agree")
@@ -122,7 +122,7 @@ def poll_failure() -> ProcessError | None:
 
 
 def ended_processes(service: Coordination) -> set[int]:
-    """The processes that have a monitor and have reached their end; none if this process has no monitor."""
+    """The processes with a monitor that have reached their end; empty if this process has no monitor."""
     return set(service.by_process(_ENDED)) if _monitor is not None and _monitor.one_has_ended else set()
 
 
@@ -156,16 +156,16 @@ def leave(code: int) -> NoReturn:
 class Monitor:
     """Waits for the failure of any process, and then ends this one. `jax.distributed.shutdown()` ends the monitor.
 
-    A thread blocks on one key. When a process fails, the thread prints the failure, closes what waits inside
-    feedline (the caller gets the failure as an exception), and ends this process `abort_after_s` later, because a
-    thread inside a collective cannot be interrupted. At exit the process waits until all have succeeded or one has
-    failed; this replaces jax's shutdown barrier, which does not report failures.
+    A thread blocks on one key. When a process fails, the thread prints the failure, and closes what waits inside
+    feedline, so the callers get the failure as an exception. After `abort_after_s`, the thread ends this process,
+    because a thread inside a collective cannot be interrupted. At exit, the process waits until all have succeeded
+    or one has failed; this replaces jax's shutdown barrier, which does not report failures.
 
     A second thread sends heartbeats until the process ends. Process 0 looks for heartbeats that have stopped; in
     the other processes, a third thread checks whether process 0 answers. A silent process is only named, since
     code that holds the GIL for long stops heartbeats, too. jax's own heartbeats come from C++; when they stop,
-    jax ends the others. Silence is measured in beats, not seconds, so that a process that was itself stopped
-    blames nobody.
+    jax ends the others. Silence is measured in beats, not seconds, so that a process that was itself stopped does
+    not report the others.
 
     All threads are joined at exit: a thread that returns from jax's C++ code while the interpreter is being
     finalised would abort the process.
@@ -210,7 +210,7 @@ class Monitor:
         for thread in self._beating:
             thread.start()
         sys.excepthook = self._uncaught
-        # a hook registered now runs after those that the user registers later, and before jax's own
+        # at exit, this hook runs after hooks that the user registers later, and before jax's own
         atexit.register(self._at_exit)
 
     def leave(self, code: int) -> NoReturn:
@@ -328,7 +328,7 @@ class Monitor:
             )
         process, found = next(((one, more) for one, ended in ends if (more := more_than(ended))), (process, None))
         self._ahead_at = (self._ahead_at or now) if found else None
-        # wait first: this process may end, too, after it has taken one more batch only to see whether there is one
+        # wait first: this process may end, too, if it took one more batch only to find out whether there is one
         if found and self._ahead_at and now >= self._ahead_at + self._abort_after_s - self._every_s:
             message = (
                 f"it reached its end after {found[0]} batches of a feed, but process {self._process} has taken "
@@ -342,7 +342,7 @@ class Monitor:
             return
         error = getattr(sys, "last_value", None)  # Python sets it before it calls the hook
         if error is not None and sys.excepthook != self._uncaught and not _is_interactive():
-            abort(error)  # another hook may have replaced that of the monitor, such as that of rich
+            abort(error)  # another hook, such as rich's, may have replaced the monitor's
         if self.failed:
             self.leave(1)
         self._succeeded.set()
@@ -385,7 +385,7 @@ class Monitor:
         """End this process; process 0, which stores the keys, first waits up to `timeout_s` for the others."""
         with contextlib.suppress(FeedError, TimeoutError):
             if self._process:
-                _finish()  # before the next line, which lets process 0 end: collectives here then fail and say so
+                _finish()  # before process 0 is allowed to end, because collectives here then fail with messages
                 self._service.set(f"{_LEFT}/{self._process}", "")
                 os._exit(code)
             deadline = time.monotonic() + timeout_s

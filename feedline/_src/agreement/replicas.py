@@ -22,7 +22,7 @@ _KEPT = 8  # checks kept in the service: a process that is further behind is not
 class ReplicaCheck:
     """Compares checksums of every `every`-th batch among the processes that read the same rows.
 
-    A process that differs from the first to check raises; then the monitor ends the others. Thread-safe.
+    A process that differs from the first process to check raises. Then the monitor ends the others. Thread-safe.
 
     The number of a batch is computed from its cursor, so all processes check the same batches, even after one of
     them has started another pipeline. With `steps_per_call` > 1, that many batches are checked as one.
@@ -46,7 +46,7 @@ class ReplicaCheck:
         self._compared = ("rows", "batch") if steps_per_call == 1 else ("batches", "call")
         self._epoch_rows = epoch_rows or 0
         self._leaves: list[tuple[str, Any]] = []  # names and specs
-        self._shared: dict[int, list[int]] = {}  # leaves that several processes read, by the lowest of these
+        self._shared: dict[int, list[int]] = {}  # {lowest process of several: the leaves that these read together}
         for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(spec)):
             self._leaves.append((f"batch{jax.tree_util.keystr(path)}", leaf))
             (group,) = [group for group in replicas(leaf.sharding, leaf.shape) if service.process in group]

@@ -11,7 +11,7 @@ _KEPT = 8  # comparisons of a process that are kept: a process that is further b
 
 
 class StepPlaces:
-    """Compares where processes are at each step of a loop such as "fit". Collectives keep their steps equal."""
+    """Compares the places of processes at each step of a loop such as "fit". Collectives keep the steps equal."""
 
     def __init__(self, loop: str, processes: Collection[int]) -> None:
         members = sorted(set(processes))

@@ -32,7 +32,7 @@ _stop: Stop | None = None
 
 
 def should_stop(step: int) -> bool:
-    """Whether to save and leave the loop, because a process of the run got SIGTERM or SIGINT (Ctrl-C).
+    """Return whether to save and leave the loop, because a process of the run got SIGTERM or SIGINT (Ctrl-C).
 
     Every process must call it once for each step, with the step's number. After a signal to one process, it
     returns True in all processes from the same step on. A call takes about a microsecond, and no message is sent
@@ -64,7 +64,7 @@ def should_stop(step: int) -> bool:
 
 @contextlib.contextmanager
 def stopping() -> Iterator[Stop]:
-    """Context manager in which `should_stop` works. Its end restores Python's earlier handlers."""
+    """Context manager that installs the signal handlers of `should_stop`; its end restores the earlier handlers."""
     global _stop
     before, _stop = _stop, Stop()
     try:
@@ -84,9 +84,10 @@ def restore_sigterm() -> None:
 class Stop:
     """Catches the first signal, and agrees with the other processes on a step at which to stop.
 
-    A thread in each process waits until this process's key in the coordination service is set. The process that
-    gets a signal sets all keys. Each thread then blocks `reached`, publishes the step of its last call, and waits
-    for the steps of the others. All stop at the highest of these steps plus one, which none has passed.
+    In each process, a thread waits until the process's key in the coordination service is set. The process that
+    gets a signal sets all keys. Each thread then blocks `reached`, publishes the step of the last call of
+    `reached`, and waits for the other processes' steps. All stop at the highest of these steps plus one, which
+    none has passed.
     (docs/processes.md says why jax's `reached_preemption_sync_point` is not used.)
 
     The main thread creates a `Stop`, and calls `reached` and `close`. `signal` is the signal for which `reached`

@@ -15,7 +15,7 @@ def bind(info: ProcessInfo | None, root: Path = Path("/")) -> str | None:
     """Bind this process and its threads, and thereby all threads and processes that it starts later.
 
     Returns:
-      As text, what the process is bound to, or why it could not be bound; None: there was no reason to bind it.
+      A text: what the process is bound to, or why it could not be bound. None: there was no reason to bind it.
     """
     if not {"", "cuda", "gpu"} & set(os.environ.get("JAX_PLATFORMS", "").split(",")):
         return None  # jax will use no GPU

@@ -28,21 +28,21 @@ LAUNCHERS: tuple[Launcher, ...] = (
     torch_variables,
     unknown,
 )
-"""The first one for which `started` is true started this process. Of nested launchers, the inner comes first."""
+"""The first launcher whose `started` returns True started this process. The innermost launchers come first."""
 PRINTERS: dict[str, Callable[[Job], str]] = {
     "slurm": slurm.printed,
     "mpirun": open_mpi.printed,
     "jobset": kubernetes.printed,
     "pbs": pbs.printed,
 }
-"""What `feedline launch --print` prints."""
+"""The functions that return what `feedline launch --print` prints."""
 
 
 def find(environ: Mapping[str, str]) -> ProcessInfo | None:
     """The index of this process, the number of processes, and the coordinator; None if it is the only process.
 
     An empty variable counts as not set. If variables are missing or contradict each other, a `ValueError` names
-    those to set.
+    the variables to set.
     """
     launcher = next((each for each in LAUNCHERS if each.started(environ)), None)
     if launcher is None and explicit_coordinator(environ):

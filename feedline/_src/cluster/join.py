@@ -25,7 +25,7 @@ def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0, 
     pbsdsh, an Indexed Job of Kubernetes, `feedline launch` and variables set by hand (FEEDLINE_COORDINATOR,
     FEEDLINE_PROCESSES and FEEDLINE_PROCESS, or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID),
     and prints in one line on stderr what it detected. If it detects none of them, this is the only process, and
-    nothing is initialised. A second call does nothing. If the processes were started in any other way (TPU pods,
+    nothing is initialised. A second call is a no-op. If the processes were started in any other way (TPU pods,
     other MPIs), call `jax.distributed.initialize` first; this function then only starts the monitor.
 
     The GPUs of a host are divided among its processes; CPU devices are not. If only some of the host's memory
@@ -38,13 +38,13 @@ def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0, 
 
     Args:
       timeout_s: how long to wait for the others.
-      abort_after_s: how many seconds after the failure of a process the others end; until then, they may finish
-        what does not need the failed one. If a process is killed, only its missing heartbeats show this, so the
-        others end 5 s later than after an exception. None: no monitor, and jax's heartbeat timeout (100 s).
+      abort_after_s: seconds from the failure of a process to the end of the others; until then, they may finish
+        work that does not need the failed process. If a process is killed, only its missing heartbeats show this,
+        so the others end 5 s later than after an exception. None: no monitor, and jax's heartbeat timeout (100 s).
       bind: False: do not bind the process to processors.
 
     Raises:
-      ValueError: the environment variables are incomplete; the error names those to set. Or a time is wrong.
+      ValueError: a time is wrong, or environment variables are missing; the error names the variables to set.
       FeedError: the coordinator cannot be reached, or its port belongs to another program or another run.
       ProcessError: a process did not arrive in time; the error names it.
       RuntimeError: from jax, if jax has already set up its devices: it is then too late to join.

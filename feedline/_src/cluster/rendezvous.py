@@ -1,8 +1,8 @@
 """All processes meet at the coordinator's port before jax uses it, so that errors name what is missing.
 
-jax's service takes every connection for a process of its own run: a second run on the port ends the first, and a
-process that never arrives ends process 0 by SIGABRT. So process 0 first listens on the port itself. Each of the
-others connects, sends one line, and waits for a line, which says that all have joined, or why not.
+jax's service treats every connection as a process of its own run: a second run on the port ends the first, and a
+process that never arrives ends process 0 by SIGABRT. So process 0 first listens on the port itself. Every other
+process connects, sends one line, and waits for an answer: all have joined, or the reason why not.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _AT_ONCE = struct.pack("ii", 1, 0)  # closes a connection without TIME_WAIT, in 
 
 
 def meet(info: ProcessInfo, deadline: float) -> None:
-    """Returns once all processes of the run have arrived, and leaves the coordinator's port to jax.
+    """Wait until all processes of the run have arrived, then leave the coordinator's port to jax.
 
     Raises a `ProcessError` that names the processes missing at `deadline` (by `time.monotonic`), or a `FeedError`
     if the port is unusable.
@@ -84,8 +84,8 @@ def _gather(info: ProcessInfo, deadline: float) -> str:
 
 
 def _tell(ready: selectors.BaseSelector, answer: str) -> str:
-    """Send all processes the answer; if it is an error, also those whose line has not come."""
-    for key in ready.get_map().values():  # to the listener, nothing can be sent
+    """Send all processes the answer; if it is an error, also to connections whose line has not arrived."""
+    for key in ready.get_map().values():  # with the listener; sending to it fails, which is ignored
         if key.data is not None or answer != _ALL_JOINED:
             _send(cast(socket.socket, key.fileobj), answer)
     return answer
@@ -142,7 +142,7 @@ def _announce(info: ProcessInfo, deadline: float) -> str:
 
 
 def process_in(line: bytes, info: ProcessInfo) -> int | None:
-    """The number of the process of this run that sent a line; None for another run or program (a port scanner)."""
+    """The number of the process that sent a line; None: the sender is of another run, or a port scanner."""
     with contextlib.suppress(ValueError):
         count, process = map(int, line.removeprefix(_PREFIX).decode().split())
         if count == info.processes and 0 < process < count:
