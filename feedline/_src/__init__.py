@@ -4,8 +4,8 @@ Its files, and its folders in the order in which data flows through them::
 
     feed        `Feed`, the training loop's iterator of global batches: `iter`, `next`, `close`
     feed_base   the rest of `Feed`: state, moves, properties, statistics, report, diagnosis
-    build       opens the source, plans, and compares with the other processes
-    run         composes the three stages into a pipeline, which starts at a cursor
+    build       opens the source, plans its reads, and compares the feeds of all processes
+    run         composes loader, placement and prefetch into a pipeline that starts at a cursor
     machine     what Linux reports about this host: processors, memory nodes, GPUs, limits of control groups
     bounds      limits on the settings that a feed tunes
     images      JPEG, PNG and other images as rows

@@ -1,4 +1,4 @@
-"""Builds a feed: opens the source, plans what this process reads, and compares that with the other processes."""
+"""Builds a feed: opens the source, plans what this process reads, and compares the feeds of all processes."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def moved(sizes: Sizes, options: FeedOptions, sharding: Any, place: Place) -> tu
       place: where the next batch begins; it must be the same in all processes.
 
     Raises:
-      ValueError, TypeError: `build` raises it, the devices of `sharding` belong to other processes than before, or
+      ValueError, TypeError: as in `build`; or the devices of `sharding` belong to other processes than before, or
         another process would read a lane of a stream. The feed can continue as it was.
       ProcessError: processes move to different meshes, or at different places.
     """
@@ -251,7 +251,7 @@ def _settings_and_bounds(options: FeedOptions, plan: Plan) -> tuple[Settings, Bo
     tunable = options.tunable
     if plan.lanes:  # a stream: one thread reads and places its batches
         tunable &= {"prefetch"}
-    if options.reading.bad_rows != "raise":  # a row that only workers fail to read would be replaced
+    if options.reading.bad_rows != "raise":  # a row that workers cannot read, but threads can, would be replaced
         tunable -= {"workers"}
     if not tunable:
         return plan.settings, None

@@ -45,22 +45,21 @@ def prefetch_to_mesh(
     """Place and prefetch the process-local batches of an iterator. Returns an iterator of global arrays.
 
     Args:
-      iterable: yields trees of NumPy arrays. Each tree contains the rows of one global batch that belong to this
-        process, in ascending order (see `feedline.local_rows`); along other sharded axes, also only this process's
-        part. With one process, yield whole batches. One background thread calls the iterator. Leaves may also be
-        `jax.Array`s on devices of this process, such as the output of a decoder on the GPU. They are copied from
-        device to device, not through the host.
+      iterable: yields trees of NumPy arrays: for each global batch, this process's rows in ascending order (see
+        `feedline.local_rows`), and its part of other sharded axes. With one process, a tree is a whole batch. One
+        background thread calls the iterator. Leaves may also be `jax.Array`s on devices of this process, such as
+        the output of a decoder on the GPU. They are copied from device to device, not through the host.
       sharding: the batch's sharding: one `jax.sharding.Sharding`, or a tree of shardings that is a prefix of the
         batch. A device is accepted, too, and under `jax.set_mesh` a `PartitionSpec`.
       prefetch: how many placed batches may wait; 0: synchronous.
-      copy: True copies each batch before the next one is requested. Many iterators write all batches into the same
-        memory, but JAX may still be reading it (GPU), or use it as the memory of its array (CPU backend). With
-        False, an array must not change after the iterator has yielded it.
+      copy: True: copy each batch before the next one is requested, since many iterators reuse the memory of a
+        batch, while JAX still reads it (GPU) or keeps it as the memory of an array (CPU backend). False: no copy;
+        an array must not change after the iterator has yielded it.
 
     Returns:
       An iterator with `close()`, and with the `report()` and `statistics()` of a `feedline.Feed`. If your iterator
-      has a `get_state()`, the `get_state()` of this one returns your iterator's state after the last *delivered*
-      batch, without prefetched batches.
+      has `get_state()`, the result has it, too: it returns your iterator's state after the last *delivered* batch,
+      not after prefetched batches.
 
     Raises:
       TypeError, ValueError: an argument is wrong; or, in `next`, a batch does not fit the sharding.
@@ -159,8 +158,7 @@ class MeshIterator(ProcessBound):
     def statistics(self) -> Statistics:
         """Return an immutable snapshot of the counts and times so far.
 
-        `read_s` is the time in the user's iterator, and `stage_s` the time of copies. Fields that only feeds have
-        are 0 or None.
+        `read_s`: time in the user's iterator; `stage_s`: time of copies. Fields that only feeds have: 0 or None.
         """
         return Statistics(
             batches=self._batches,
@@ -197,7 +195,7 @@ class MeshIterator(ProcessBound):
         return judge(how)
 
     def get_state(self) -> Any:
-        """The state of the user's iterator after the last batch delivered."""
+        """The state of the user's iterator after the last batch delivered. TypeError: it has no `get_state`."""
         if not self._source.stateful:
             raise TypeError(
                 "the iterator given to prefetch_to_mesh has no get_state to forward; pass an iterator that has "
@@ -257,11 +255,10 @@ class _Batches:
         return _HostBatch(spec, leaves, sum(leaf.nbytes for leaf in leaves), state, times)
 
     def state(self) -> Any:
-        """A copy of the iterator's state; None: it has none."""
+        """A copy of the iterator's state; None if it has no `get_state`."""
         return copies.deepcopy(self._iterator.get_state()) if self.stateful else None
 
     def place(self, given: _HostBatch) -> Placed:
-        """Place a batch, and measure how long that takes."""
         if self._placement is None or given.spec != self._placement[0]:
             with self._settings.applied():
                 spec = sharded_like(given.spec.tree(given.leaves), self._sharding)
@@ -276,7 +273,7 @@ class _Batches:
         self.staging.close()
         try:
             close = self._unclosed.pop()
-        except IndexError:  # it was closed, or needs no close
+        except IndexError:  # already closed, or without a `close`
             return
         close()
 

@@ -143,7 +143,7 @@ class Feed(FeedBase):
     def __iter__(self) -> Feed:
         """Return the feed. If the pass is exhausted, the next pass begins; otherwise, the current pass continues.
 
-        Warns if an earlier `iter` began the current pass, since a second loop over a list would start over.
+        Warns if an earlier `iter` began this pass: unlike a loop over a list, this loop does not start over.
         """
         self._check_open()
         if self._diagnosed is not None and self._exhausted:
@@ -161,7 +161,7 @@ class Feed(FeedBase):
         Raises:
           StopIteration: the pass is exhausted.
           ValueError: the feed is closed, or another thread is inside it.
-          FeedError: a row, a worker or a stage failed. What was delivered stays delivered.
+          FeedError: a row, a worker or a stage failed. Delivered batches stay delivered.
         """
         for hook in self._asked:
             hook(self)

@@ -68,7 +68,7 @@ class FeedBase(ProcessBound):
         self._delivered = Delivered(0, Cursor(0, 0), None)  # replaced as a whole, with each delivery
         self._exhausted = False  # the pass is over; `iter` begins the next pass
         self._closed = False
-        self._releases = iter([True])  # whichever thread takes it closes the source
+        self._releases = iter([True])  # the thread that takes True closes the source
         self._loop_began: int | None = None  # the step at which `iter` began to loop over this pass
         self._single_thread = SingleThread()  # for `next`, `seek`, `set_state` and the like
         # the pipeline that reads ahead; None: none was started, or `next` is taking a batch from it now
@@ -210,7 +210,7 @@ class FeedBase(ProcessBound):
         self._go_to(Delivered(step, cursor, lanes), sizes)
 
     def _after(self, state: Mapping[str, Any], allow: Collection[str]) -> tuple[Sizes, int, Cursor]:
-        """Validate a state. Return the stages, with the state's weights of a mixture; and its step and cursor."""
+        """Validate a state. Returns the stages with the state's weights of a mixture, the step, and the cursor."""
         order, position = states.order_and_position(state)
         sizes = self._sizes.map(
             lambda stages: stages.reweighted(stages.access.source.with_weights_of(order, position))
@@ -520,10 +520,7 @@ class FeedBase(ProcessBound):
         return Place(self._delivered.step, *cursor, states.digest(order) if mixed else "")
 
     def _stop(self, timeout_s: float, *, reads: bool = True) -> str | None:
-        """Give up the pipeline, and wait for the threads of all pipelines. Returns the name of a stuck thread.
-
-        Without `reads`, threads inside a read by row index are not waited for.
-        """
+        """Give up the pipeline, and join the threads of all pipelines. `reads` and the result: see `Run.join`."""
         self._run = None
         return self._runs.stop(timeout_s, reads=reads)
 
@@ -552,7 +549,7 @@ class FeedBase(ProcessBound):
     def _check_not_taking(self) -> None:
         """Raise if `next` was called inside of `next`, on the same thread.
 
-        It looks at the stack: an attribute could stay set after an interrupt.
+        Inspects the stack, since an attribute could stay set after an interrupt.
         """
         frame: FrameType | None = sys._getframe()
         kind: Any = type(self)

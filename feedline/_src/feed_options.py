@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class FeedOptions(CheckedOptions):
     """The arguments of `Feed` as one value, with their defaults. `Feed` explains each.
 
-    `Feed(...)` makes one, `feed.options` returns it, and `Feed.from_options` takes one. It is validated on
-    construction, which opens no source and needs no device. `dataclasses.replace` makes another one with some
-    values changed.
+    `feed.options` returns the options of a feed, and `Feed.from_options` builds a feed from options. Options are
+    validated on construction, which opens no source and needs no device. `dataclasses.replace` copies them with
+    some values changed.
 
     Raises:
       ValueError, TypeError: an argument is wrong; the message says which change would work.
@@ -38,7 +38,7 @@ class FeedOptions(CheckedOptions):
     """
 
     def plan(self, processes: int | None = None, process: int | None = None) -> Plan:
-        """Compute what a feed of these options will read and place on each process, and the memory for that.
+        """Compute what a feed of these options will read and place on each process, and the memory it needs.
 
         This builds no feed, reads no rows, and needs no other process, thread or accelerator: the sharding may be
         over a `jax.sharding.AbstractMesh`. The source is opened for its length and spec, and closed. Records and
@@ -101,7 +101,7 @@ def building(
 
     Args:
       change: the options given to a feed → the options to build it with. `Feed(...)` raises errors of `change`.
-      asked: called before each `next` of a feed built in this context, on the same thread, with that feed.
+      asked: called with the feed, before each `next` of a feed built in this context, on the same thread.
 
     Example:
       >>> import dataclasses, jax, numpy as np

@@ -76,7 +76,7 @@ def decode(
 
     Raises:
       ImportError: simplejpeg or OpenCV is not installed.
-      ValueError: an invalid option, or records without such a field.
+      ValueError: an option is invalid, or the records lack the field.
       RowError: none of the first, the middle and the last image can be decoded.
 
     Example:

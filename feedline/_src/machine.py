@@ -111,7 +111,7 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
         mount = next((mount for mount in mounts if mount.is_dir()), None)
         if mount is None:
             continue
-        # in a container, `path` may be the group's path on the host, which does not exist; `mount` is the group
+        # in a container, `path` may be the group's path on the host and not exist here; `mount` is then the group
         group = mount / path.lstrip("/")
         while group != mount:
             yield group

@@ -115,7 +115,7 @@ class Limits:
     Attributes:
       host_bytes: host memory for batches that are read ahead. None: a quarter of the memory of the machine, or of
         its control group if that is less, divided by the number of the run's processes on this host.
-      device_bytes: memory of each device for batches. None: a tenth of its memory, where JAX reports that.
+      device_bytes: memory of each device for batches. None: a tenth of the device's memory, if JAX reports it.
       cores: how many cores the reading threads or the workers may keep busy. None: the cores that this process may
         use, divided by the processes that share them.
 
@@ -154,9 +154,9 @@ class Reading:
       bad_rows: what to do with a bad row: one that cannot be read, whose shapes or dtypes differ from the first
         row's, or that holds a number which does not fit JAX's dtype. "raise": raise a `RowError` with the row, its
         file, epoch and position. "substitute": replace it by another row, which is chosen by seed, epoch and
-        position; a stream uses its first item. "mask": the same, and the boolean leaf `valid` is False for that
-        row; the leaf is added whatever the feed's `remainder` is, and the batch must be a dict without a key
-        `valid`. Other rows never move.
+        position; a stream uses its first item. "mask": replace it, too, and set the boolean leaf `valid` to False
+        for that row. The leaf is added with any `remainder`; the batch must be a dict without a key `valid`. All
+        other rows keep their positions.
       bad_rows_budget: how many bad rows may be replaced before `next` raises a `RowError`: an integer is a count,
         a fraction is a share of the delivered rows, rounded up. Both count only rows that this process supplied
         since the feed was built. A row counts once, however often it is delivered.

@@ -27,7 +27,7 @@ class PartTimes(NamedTuple):
 
     @property
     def ended(self) -> float:
-        """When it ended."""
+        """When the part was complete."""
         return self.began + self.read_s + self.transform_s + self.stage_s
 
 

@@ -40,8 +40,8 @@ class Stages:
 
     Attributes:
       plan: this process's plan.
-      access: reads the process-local part of each batch.
-      placement: makes global arrays of that part.
+      access: reads process-local batches.
+      placement: makes global arrays of process-local batches.
       fingerprint: the state's fingerprint.
       reading: the user's `Reading`.
       settings: the settings in use.

@@ -54,7 +54,7 @@ def check(state: Any, fingerprint: Mapping[str, Any], allow: Collection[str]) ->
 
     Raises:
       TypeError: `state` is not a dict.
-      ValueError: it is not a state, it was saved with other data (the message names the field), or its position
+      ValueError: `state` is not a state, was saved with other data (the message names the field), or its position
         is beyond the data.
     """
     if isinstance(allow, str) or not set(allow) <= set(FIELDS):
@@ -109,7 +109,7 @@ def check_position(position: int, rows: int | None, name: str = "position") -> N
     """Refuse a position beyond the data. Position `rows`, the end of an epoch, is valid.
 
     Args:
-      rows: in an epoch; None: a stream, whose length is not known.
+      rows: the rows in an epoch; None: a stream, whose length is not known.
 
     Raises:
       ValueError: the position is too large; the message names the largest one.

@@ -46,7 +46,7 @@ class AllGather:
 
         Args:
           name: the name of the round: a path, e.g. "0/12".
-          failed: whether this process failed in the round. If any has, the next call for the round gathers again.
+          failed: whether this process failed in the round. If any did, the next call for the round gathers anew.
           stopped: returns whether to stop waiting and raise a `FeedError`.
         """
         tries = self._failed_tries[name]

@@ -170,7 +170,7 @@ def ends_differ(other: int, ended: Mapping[str, Sequence[Any]], process: int) ->
 
 
 def more_than(other: Mapping[str, Sequence[Any]]) -> tuple[int, int] | None:
-    """Find a feed of which this process took more batches than another. Returns (the other's, its own) count."""
+    """Find a feed of which this process took more batches than another. Returns (other's, own) count, or None."""
     own = counts()
     pairs = ((count[0], own[key].batches) for key, count in other.items() if key in own)
     return next((pair for pair in pairs if pair[0] < pair[1]), None)

@@ -64,7 +64,7 @@ def should_stop(step: int) -> bool:
 
 @contextlib.contextmanager
 def stopping() -> Iterator[Stop]:
-    """Context manager that installs the signal handlers of `should_stop`; its end restores the earlier handlers."""
+    """Context manager: installs the signal handlers of `should_stop`, and restores the earlier ones on exit."""
     global _stop
     before, _stop = _stop, Stop()
     try:
@@ -85,14 +85,13 @@ class Stop:
     """Catches the first signal, and agrees with the other processes on a step at which to stop.
 
     In each process, a thread waits until the process's key in the coordination service is set. The process that
-    gets a signal sets all keys. Each thread then blocks `reached`, publishes the step of the last call of
-    `reached`, and waits for the other processes' steps. All stop at the highest of these steps plus one, which
-    none has passed.
+    gets a signal sets all keys. Each thread then blocks `reached`, publishes the step of the latest call, and
+    waits for the steps of the other processes. All stop at the highest step plus one, which none has passed.
     (docs/processes.md says why jax's `reached_preemption_sync_point` is not used.)
 
     The main thread creates a `Stop`, and calls `reached` and `close`. `signal` is the signal for which `reached`
-    returned True. After `close`, it may also be one that came after the last call of `reached`, to this process or
-    to a process that called `close` earlier.
+    returned True. After `close`, it may also be a signal that arrived after the last call of `reached`, in this
+    process or in a process that called `close` earlier.
     """
 
     def __init__(self) -> None:
@@ -139,7 +138,7 @@ class Stop:
     def close(self) -> None:
         """Restore the handlers and end the thread, which first publishes the last step: the others may need it.
 
-        A signal that came after the last step is not lost: `signal` is set, and the other processes are told.
+        A signal that came after the last step is not lost: `signal` is set, and the other processes are notified.
         """
         if os.getpid() != self._pid:
             return

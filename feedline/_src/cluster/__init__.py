@@ -2,9 +2,9 @@
 
 A map::
 
-    join           initialize: this process joins the others
-    detect         what started this process, from the environment variables
-      launchers/     what srun, mpirun, torchrun and others tell their processes, and the commands that start them
+    join           `initialize` joins this process with the others
+    detect         detects what started this process, from the environment variables
+      launchers/     one module per launcher: its environment variables, and the command that starts processes
     rendezvous     waits for all processes before jax starts; names missing processes
     cores          this process's share of the host's cores
     binding        binds the process to the processors near its GPUs

@@ -28,7 +28,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
     torch_variables,
     unknown,
 )
-"""The first launcher whose `started` returns True started this process. The innermost launchers come first."""
+"""The first launcher whose `started` returns True started this process. Inner launchers come before outer ones."""
 PRINTERS: dict[str, Callable[[Job], str]] = {
     "slurm": slurm.printed,
     "mpirun": open_mpi.printed,

@@ -85,7 +85,7 @@ def _gather(info: ProcessInfo, deadline: float) -> str:
 
 def _tell(ready: selectors.BaseSelector, answer: str) -> str:
     """Send all processes the answer; if it is an error, also to connections whose line has not arrived."""
-    for key in ready.get_map().values():  # with the listener; sending to it fails, which is ignored
+    for key in ready.get_map().values():  # also the listener: sending to it fails, which is ignored
         if key.data is not None or answer != _ALL_JOINED:
             _send(cast(socket.socket, key.fileobj), answer)
     return answer
