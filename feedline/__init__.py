@@ -7,7 +7,7 @@ This module and the modules beside it are public::
     FeedOptions        the arguments of a feed as one value; feed.options returns it, Feed.from_options takes it
     Plan               what a feed will read and place, and its memory: FeedOptions.plan computes it
     Order, Blocks, Reading, Limits   how rows are ordered and read; validated on construction, like FeedOptions
-    building           a context manager: a function of yours changes the options of each feed built inside
+    building           a context manager: a function of yours changes the options of each feed built in it
     Statistics         a snapshot of a feed's counters
 
     open_source        opens files by path as a source; RowSource: the protocol of a source of your own

@@ -367,7 +367,7 @@ class FeedBase(ProcessBound):
 
         Args:
           steps: batches in all four phases together; with the default buffers, at least 40. The first quarter of
-            each phase does not count; with the default buffers, this quarter is at least six batches.
+            each phase does not count; with the default buffers, at least six batches of a phase do not count.
           over: called by `next`, on the loop's thread, when the last phase is over and the loop is about to end.
 
         Returns:

@@ -81,7 +81,7 @@ def _size(data: bytes) -> tuple[int, int]:
         return _size_of_tiff(data, "<" if data.startswith(b"II") else ">")
     elif found := _PNM.match(data):
         kind, width, height = map(int, found.groups()[:3])
-        largest = int((found[4] or b"0")[:9])  # in a bitmap, group 4 is pixels, perhaps one very long number
+        largest = int((found[4] or b"0")[:9])  # in a bitmap, group 4 contains pixels, perhaps as one long number
         if kind not in (1, 4) and largest not in (255, 65535):  # OpenCV would not scale the values
             raise ValueError(f"the largest value of a PNM must be 255 or 65535, got {largest}; write it again")
     else:

@@ -168,7 +168,7 @@ class Reading:
       stall_warning_s: warn, with the stacks of all threads, once the consumer has waited this long while no stage
         advanced, or once building the feed takes this long.
       stall_error_s: raise a `StallError` after this long. With `prefetch=0`, none is raised, since the thread that
-        would raise it hangs. Both times may be up to 1e9 seconds, in effect never.
+        would raise it hangs. Up to 1e9 seconds (in effect never), as `stall_warning_s`.
       check_replicas_every: with several processes, compare checksums between processes that own the same rows,
         once in this many batches; 0: never. Checksums are computed before the batch is placed, at about 1 GB/s.
       limits: what "auto" settings may use; refused if no setting is "auto".

@@ -87,7 +87,7 @@ class CollectiveBuild:
     def agree(self, description: Mapping[str, Any]) -> None:
         """Compare this process's description (JSON values by field) with the descriptions of all other processes.
 
-        Raises a `ProcessError` that names a process that differs, failed, or did not arrive in time.
+        Raises a `ProcessError` that names the process: it differs, failed, or did not arrive in time.
         """
         service = self.service
         if service is None:

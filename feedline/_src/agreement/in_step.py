@@ -1,8 +1,8 @@
 """Checks that the processes that built a feed together take the same batches of it. Nothing here waits.
 
 The next batch depends only on the number of batches taken so far, and on the moves by `seek` and `set_state`
-between them. Processes can be compared only at points that all of them reach: their places at the n-th move, and
-their counts of batches and moves when the feed is closed and when the program ends.
+between them. Processes can be compared only at points that all reach: places are compared at the n-th move, and
+counts of batches and moves when the feed is closed and when the program ends.
 """
 
 from __future__ import annotations

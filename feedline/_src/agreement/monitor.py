@@ -385,7 +385,7 @@ class Monitor:
         """End this process; process 0, which stores the keys, first waits up to `timeout_s` for the others."""
         with contextlib.suppress(FeedError, TimeoutError):
             if self._process:
-                _finish()  # before process 0 is allowed to end, because collectives here then fail with messages
+                _finish()  # before process 0 may end (next line): then collectives here fail and print errors
                 self._service.set(f"{_LEFT}/{self._process}", "")
                 os._exit(code)
             deadline = time.monotonic() + timeout_s
