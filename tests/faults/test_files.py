@@ -133,7 +133,7 @@ NAMES = {
     "descriptors": "too many open files",
     "forbidden": "the permission to read a file is removed",
     "mapped": "the disk fails under a mapped file (EIO)",
-    "files": "the disk fails under a file that is read (Parquet, files of a folder)",
+    "files": "the disk fails under a file that is not mapped (Parquet, files of a folder)",
 }
 """Of docs/faults.md."""
 

@@ -119,7 +119,10 @@ if __name__ == "__main__":
 """
 )
 
-NAMES = {"killed": "a worker is killed, also by the kernel when memory runs out"}
+NAMES = {
+    "killed": "a worker is killed, also by the kernel when memory runs out",
+    "raises what cannot be pickled": "a worker raises an exception that cannot be pickled",
+}
 MEANT = {
     "killed": "WorkerError: .* ended with exit code -9: the kernel sends signal 9 .* when memory runs out",
     "exits with 0": "WorkerError: .* ended with exit code 0: its own code ended it",

@@ -119,7 +119,7 @@ def test_a_second_sigterm_kills_a_program_that_does_not_call_should_stop(measure
         launcher.send_signal(signal.SIGTERM)
         began = time.monotonic()
         _, err = launcher.communicate(timeout=PATIENCE_S)
-    measured("SIGTERM twice, to a program that never asks `should_stop`", time.monotonic() - began)
+    measured("SIGTERM twice, to a program that never calls `should_stop`", time.monotonic() - began)
     assert launcher.returncode == 128 + signal.SIGKILL
     assert "after SIGTERM, SIGTERM had been forwarded" in err
 
