@@ -1,1 +1,1 @@
-"""Observes the stages of a feed: what each batch cost, what limits the feed, and how a user sees that."""
+"""Measures what the batches of a feed cost, judges what limits training, and reports both to the user."""

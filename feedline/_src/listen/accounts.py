@@ -1,4 +1,4 @@
-"""What the batches of a feed cost: sums over all batches, and the times of the latest ones, to judge the feed by.
+"""Adds up what the batches of a feed cost, and keeps the times of the latest batches, by which the feed is judged.
 
 The training thread only appends one record per batch. Threads that place batches add up the records, and so does
 any thread that reads the numbers.
@@ -26,10 +26,10 @@ _log = logging.getLogger("feedline")
 _LATEST = 256  # batches whose times are kept one by one
 _ADD_UP_EVERY = 16  # when this many records wait, a thread that places batches adds them up
 _MAX_RECORDS = 1 << 12  # the most records that wait to be added up; beyond that, the oldest are dropped
-_SAMPLES, _MIN_GLANCES = 64, 8  # how many of the latest GIL waits and `Glance`s count; how many a share needs
-_PAUSE_FACTOR, _BATCHES_PER_PAUSE = 20, 50  # times over 20 × the median: pauses if at most 1 batch in 50 has one
+_SAMPLES, _MIN_GLANCES = 64, 8  # the latest 64 GIL waits and `Glance`s are kept; a share needs 8 glances
+_PAUSE_FACTOR, _BATCHES_PER_PAUSE = 20, 50  # a pause: own time over 20 × its median, in at most 1 of 50 batches
 Entry = BatchRecord | float
-"""The record of a batch; or the time of a break: when the loop ended or the feed moved."""
+"""The record of a batch; or a break: the time when the loop ended or the feed moved."""
 
 
 class BatchTimes(NamedTuple):
@@ -44,12 +44,12 @@ class BatchTimes(NamedTuple):
     place_cpu_s: float
     wait_s: float  # how long the training loop waited for this batch
     loop_s: float  # the loop's own time before it asked for this batch; 0 after a break
-    taken: float  # when the training loop got it
+    taken: float  # when the training loop got the batch
     late_s: float | None  # how long the batch's transfer continued after `taken`; None: not known
 
     @property
     def host_s(self) -> float:
-        """Work on the host between reading and placing."""
+        """Time of transform and stage."""
         return self.transform_s + self.stage_s
 
     @property
@@ -64,10 +64,10 @@ _SUMMED = BatchTimes._fields[: BatchTimes._fields.index("taken")]
 class Accounts:
     """What the batches of an iterator cost. Accounts hold no reference to a feed or a pipeline.
 
-    The training thread calls `delivered` and `interrupted`, which only append. Any thread may call other methods.
-    `ahead`: how many batches may have been made before the first one is taken. These, and two more that are made
-    while the step compiles, count in the sums, but the feed is not judged by them: their waits do not show its
-    speed.
+    The training thread calls `delivered` and `interrupted`, which only append. Any thread may call the other
+    methods. `ahead`: how many batches may be ready before the first one is taken. The sums include these batches
+    and two more that are made while the step compiles. But the feed is not judged by them, because their waits do
+    not show its speed.
     """
 
     def __init__(self, ahead: int) -> None:
@@ -79,7 +79,7 @@ class Accounts:
         self._before: float | None = None  # when the previous batch was taken; None after a break
         self._filling = ahead + 2  # how many of the next batches are not judged
         self._restarted_at = -math.inf
-        # for each glance at the devices in the loop's own time: whether they were idle, and how long that time was
+        # for each glance in the loop's own time: (whether the devices were idle, the seconds of that own time)
         self._idle: collections.deque[tuple[bool, float]] = collections.deque(maxlen=_SAMPLES)
         # for each glance in `next`: whether the devices computed
         self._computing: collections.deque[bool] = collections.deque(maxlen=_SAMPLES)
@@ -92,22 +92,22 @@ class Accounts:
         self._failed = False
 
     def delivered(self, record: BatchRecord) -> None:
-        """Note a batch that is about to be delivered."""
+        """Record a batch that is about to be delivered."""
         self._records.append(record)
 
     def interrupted(self) -> None:
-        """Note that the loop ended or the feed moved: the time until `next` is called is not the loop's own."""
+        """Record that the loop ended or the feed moved, so the next `loop_s` is 0."""
         self._records.append(time.perf_counter())
 
     def restarted(self, ahead: int) -> None:
-        """Note that the loop continues with other settings. `ahead`: as for `Accounts`, with these settings."""
+        """Record that the feed continues with other settings. `ahead`: see `Accounts`, for these settings."""
         self._add_up()
         self._filling = ahead + 2
         self._restarted_at = time.perf_counter()
         self.interrupted()
 
     def placed(self, times: PlaceTimes, arrays: Sequence[Any]) -> None:
-        """Note that a batch was placed. If at least 16 records wait, add them up and judge the feed."""
+        """Record that a batch was placed. If at least 16 records wait, add them up and judge the feed."""
         try:
             if all(array.is_ready() for array in arrays):
                 self._transfers.append((times.began, times.place_s))
@@ -123,7 +123,7 @@ class Accounts:
                 _log.exception("feedline could not judge how its feed works")
 
     def _judge(self) -> None:
-        """For subclasses: called by a thread that places batches, after it has added up records."""
+        """Hook for subclasses: a thread that places batches calls it after it has added up records."""
 
     def gil_wait_s(self) -> float:
         """How long a thread that released the GIL waits to get it back: the median of the latest samples."""
@@ -134,12 +134,12 @@ class Accounts:
         return dict(self._transfers.copy())
 
     def sums(self) -> dict[str, float]:
-        """The sums over all batches, by the field of `BatchTimes`."""
+        """The sums over all batches, by field of `BatchTimes`."""
         self._add_up()
         return dict(zip(_SUMMED, self._sums, strict=True))
 
     def times(self, window: Window | None) -> dict[str, Any]:
-        """The fields of `Statistics` that are times, and `au` and `wait_share`, which are those of `window`."""
+        """The times of `Statistics`, by field, with the `au` and the `wait_share` of `window`."""
         sums, transfers = self.sums(), self.transfers()
         waits = sorted(batch.wait_s for batch in self._latest.copy()) or [0.0]
         return {
@@ -153,11 +153,12 @@ class Accounts:
         }
 
     def window(self, *, current: bool = False) -> Window | None:
-        """The latest batches to judge the feed by; None: the loop has not yet taken two in a row.
+        """The latest batches, by which the feed is judged. None: the loop has not taken two without a break.
 
-        These are the batches since the last `restarted`. If no two of them are in a row, earlier batches count,
-        too, unless `current` is true. A rare pause of the loop, such as for an evaluation, counts as a step of
-        median length. Time in `next` while the devices still computed counts as the loop's own.
+        The window contains the batches since the last `restarted`. If no two of them were taken without a break,
+        it also contains earlier batches, unless `current` is true. A rare pause, such as an evaluation, counts as
+        the median of the loop's own times. Time in `next` while the devices still computed counts as the loop's
+        own.
         """
         self._add_up()
         latest: Sequence[BatchTimes] = self._latest.copy()
@@ -188,10 +189,10 @@ class Accounts:
         self._recorder = recorder
 
     def _add_up(self, timeout_s: float = 1.0) -> None:
-        """Add up the records that wait; give up if another thread holds the lock for longer than `timeout_s`.
+        """Add up the waiting records, unless another thread holds the lock for longer than `timeout_s`.
 
-        An interrupt may leave the lock held by the training thread. That thread can acquire it again, and no other
-        thread hangs. A signal handler may interrupt this method and call it: each record is still added up once.
+        After an interrupt, the training thread may hold the lock for ever. Because of the timeout, no other thread
+        hangs. If a signal handler calls this method while it runs, each record is still added up once.
         """
         if self._adding.acquire(timeout=timeout_s):
             try:
@@ -267,7 +268,7 @@ class Window:
 
     @functools.cached_property
     def late_s(self) -> float:
-        """How long a transfer continued after the loop had got the batch, as far as that is known."""
+        """How long the transfer of a batch continued after the loop had got the batch; 0 if not known."""
         return statistics.fmean([batch.late_s for batch in self.batches if batch.late_s is not None] or [0.0])
 
     @property
@@ -282,12 +283,12 @@ class Window:
 
     @property
     def wait_share(self) -> float:
-        """Share (0 to 1) of time that the loop waited for a batch, or a step waited for its batch's transfer."""
+        """Share (0 to 1) of the time in which the loop waited for a batch, or a step for its batch's transfer."""
         return min(1.0, (self.wait_s + self.late_s) / self.period_s) if self.period_s else 0.0
 
     @property
     def au(self) -> float:
-        """The share of the time in which the devices computed, as far as that is known, 0 to 1."""
+        """Accelerator utilisation, 0 to 1. An `idle_s` that is not known counts as 0."""
         return max(0.0, 1 - self.wait_share - (self.idle_s or 0.0) / self.period_s) if self.period_s else 1.0
 
 
@@ -296,9 +297,9 @@ def _share(samples: Collection[bool]) -> float | None:
 
 
 def _longest_s(batches: Sequence[BatchTimes]) -> float:
-    """A step in which the loop's own time is longer than this is a pause; infinite if long times are not rare."""
+    """The limit of the loop's own time, above which a step is a pause; infinite if long times are frequent."""
     times = [batch.loop_s for batch in batches if batch.loop_s]
     longest_s = _PAUSE_FACTOR * statistics.median(times or [0.0])
     pauses = sum(time_s > longest_s for time_s in times)
-    # if long times are frequent, they are no pauses: a loop that fetches the loss only every tenth step has them
+    # frequent long times are no pauses: they occur in a loop that fetches the loss only every tenth step
     return longest_s if pauses <= max(1, len(batches) // _BATCHES_PER_PAUSE) else math.inf

@@ -1,4 +1,4 @@
-"""What happens to bad rows when their batch is delivered: a file lists them, and they count against the budget."""
+"""Writes the bad rows of each delivered batch to a file, and raises if they exceed the budget."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from feedline._src.rows.bad_rows import BadRow
 
 @dataclasses.dataclass
 class Quarantine:
-    """Counts bad rows, compares their number with `Reading.bad_rows_budget`, and writes each to a file, once."""
+    """Counts bad rows, writes each to a file once, and raises if they exceed `Reading.bad_rows_budget`."""
 
     reading: Reading
     process: int
     source_rows: int | None  # None: a stream, whose items may differ between epochs
-    # row indices of the bad rows so far; for a stream (epoch, position). Never more than budget + one batch
+    # row indices of the bad rows so far; for a stream, (epoch, position). At most the budget + one batch
     seen: set[int | tuple[int, int]] = dataclasses.field(default_factory=set)
 
     def enter(self, bad: Sequence[BadRow], *, own_rows: int) -> None:
-        """Count and write the bad rows of a batch that is about to be delivered, except those counted before.
+        """Count and write the bad rows of a batch that is about to be delivered, except rows counted before.
 
         `own_rows`: as in `BatchRecord`. RowError: the bad rows exceed the budget; they have been written to the
         file nevertheless. OSError: the file cannot be written.
@@ -42,7 +42,7 @@ class Quarantine:
                 self.seen.add(key)
         budget, rows = self.reading.bad_rows_budget, own_rows
         if self.source_rows is not None:
-            rows = min(rows, self.source_rows)  # a bad row counts once over all epochs, so every row does
+            rows = min(rows, self.source_rows)  # a bad row counts once over all epochs, so good rows do, too
         most = budget if isinstance(budget, int) else math.ceil(Fraction(str(budget)) * rows)
         if len(self.seen) > most:
             first = bad[0]
@@ -65,7 +65,7 @@ class Quarantine:
                 size = file.seek(0, os.SEEK_END) if file.seekable() else 0
                 if size and os.pread(file.fileno(), 1, size - 1) != b"\n":  # a full disk or a kill cut off a line
                     line = b"\n" + line
-                while line:  # a disk that fills up stores a part of the line, and writing the rest fails
+                while line:  # a nearly full disk stores a part of the line; writing the rest then fails
                     line = line[file.write(line) :]
         except OSError as error:
             raise OSError(

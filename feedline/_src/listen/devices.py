@@ -20,7 +20,7 @@ from feedline._src.runtime.exit import close_at_exit, exits
 
 _MAX_WATCHED = 2  # batches whose transfers are watched at a time; watching keeps a batch alive
 _MEAN_INTERVAL_S = 0.05  # between two glances; longer if listing the live arrays takes long
-_MAX_LISTING_SHARE = 0.01  # the share of the time in which live arrays may be listed
+_MAX_LISTING_SHARE = 0.01  # the maximum share of the time that goes into listing live arrays
 _IN_TRANSFER = 8  # how many of the latest placed batches may still be in transfer
 _GLANCE_FOR_S = 30.0  # glances stop when no batch has been placed for this long
 _MEASURED_S = 1e-3  # how long a glance measures the processor time of this process
@@ -63,7 +63,7 @@ class Glance(NamedTuple):
 
     Attributes:
       computes: whether arrays other than batches were being computed.
-      idle: whether nothing was computed, on CPU devices not even a program whose arrays do not exist yet.
+      idle: whether the devices computed nothing: no arrays and, on CPU devices, no program without arrays.
       gil_wait_s: how long the glancing thread waited for the GIL.
     """
 
@@ -74,12 +74,11 @@ class Glance(NamedTuple):
 
 
 class StepWatch:
-    """Glances at the devices at random moments, to find out when they compute what the training loop dispatched.
+    """Estimates the share of the time in which the devices are idle, by glances at random moments.
 
-    While a step is computed, its results are arrays that are not ready and belong to no batch. The share of
-    glances that find no such array estimates the share of the time in which the devices are idle. A thread
-    glances while batches are placed, and passes each glance to `report`. The thread ends with the watch, to which
-    it holds only a weak reference.
+    While a step is computed, its results are arrays that are not ready and belong to no batch. If a glance finds
+    no array of this kind, the devices are idle. As long as batches are placed, a thread glances, and passes each
+    `Glance` to `report`. The thread has only a weak reference to the watch, and ends when it is garbage collected.
     """
 
     def __init__(self, report: Callable[[Glance], None]) -> None:
@@ -87,23 +86,23 @@ class StepWatch:
         self._batches: collections.deque[list[weakref.ref[jax.Array]]] = collections.deque(maxlen=_IN_TRANSFER)
         self._placed_at = 0.0
         self._listing_s = 0.0  # how long the latest listing of arrays took
-        self._start = threading.Lock()  # taken once, by the placing thread that starts the glances
+        self._start = threading.Lock()  # acquired once, by the thread that starts the glances
         self._glancing = threading.Lock()  # held while the thread is inside jax
-        self._client: Any = None  # the client of the devices on which batches lie
+        self._client: Any = None  # jax's client for the devices of the batches
         close_at_exit(self, devices=True)
 
     def close(self) -> None:
         """No-op: glances stop by themselves when the interpreter exits."""
 
     def join(self, timeout_s: float) -> str | None:
-        """Wait until the thread leaves jax, where it would abort the exit. Returns its name if it stays in jax."""
+        """Wait until the thread is outside jax; inside, it would abort the exit. Returns its name if it stays."""
         if not self._glancing.acquire(timeout=timeout_s):
             return "feedline-glance"
         self._glancing.release()
         return None
 
     def placed(self, arrays: Sequence[jax.Array]) -> None:
-        """Note that these arrays are a batch. Any thread may call it."""
+        """Record that these arrays are a batch. The first call starts the glances. Any thread may call it."""
         self._batches.append(list(map(weakref.ref, arrays)))
         self._placed_at = time.perf_counter()
         if self._start.acquire(blocking=False):
@@ -112,7 +111,7 @@ class StepWatch:
                 _thread.start_new_thread(_glance_on, (weakref.ref(self),))
 
     def glance(self) -> float:
-        """Look at the devices, if batches are being placed. Returns the mean time until the next glance."""
+        """Look at the devices, if a batch was placed recently. Returns the mean seconds until the next glance."""
         with self._glancing:
             began = time.perf_counter()
             if began - self._placed_at < _GLANCE_FOR_S and not exits():
@@ -125,7 +124,7 @@ class StepWatch:
         return max(_MEAN_INTERVAL_S, self._listing_s / _MAX_LISTING_SHARE)
 
     def _computes(self) -> bool:
-        """Whether any array is being computed, except those of the latest placed batches."""
+        """Whether any array is being computed, apart from the latest placed batches."""
         began = time.perf_counter()
         placed = [array() for batch in list(self._batches) for array in batch]  # kept, so that no `id` is reused
         batches = set(map(id, placed))
@@ -138,7 +137,7 @@ class StepWatch:
 
 
 def _glance_on(reference: weakref.ref[StepWatch]) -> None:
-    """The thread of a watch. It ends with the watch, or when the interpreter exits."""
+    """Glance at random moments until the watch is garbage collected or the interpreter exits."""
     draw = random.Random()  # not the module's own generator, which the user may have seeded
     pause_s = _MEAN_INTERVAL_S
     while not exits():
@@ -152,8 +151,8 @@ def _glance_on(reference: weakref.ref[StepWatch]) -> None:
 def _runs_compiled_code() -> bool:
     """Whether threads of this process keep a processor busy with something other than Python. If in doubt, True.
 
-    The CPU backend computes some programs, such as elementwise ones, or those with LAPACK or callbacks, in the
-    call that dispatches them. They have no output arrays until they are done.
+    The CPU backend computes some programs, such as elementwise ones, or programs with LAPACK or callbacks, inside
+    the call that dispatches them. Until the program is done, it has no output arrays.
     """
     began, cpu_began = time.perf_counter(), time.process_time()
     time.sleep(_MEASURED_S)

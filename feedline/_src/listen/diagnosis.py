@@ -24,7 +24,7 @@ from feedline._src.run import Stages, run_of, run_over
 
 PHASES = ("as it is", "read again", "placed again", "resident")
 """What the loop gets, phase by phase: new rows; the same rows, read and transformed again; one host batch, placed
-again and again; one batch that is on the devices already."""
+again and again; one batch that already resides on the devices."""
 _MEANING = {
     "fetch": "reading rows that are in no cache yet",
     "preparation": "reading rows from the page cache, and the transform",
@@ -41,7 +41,7 @@ class Diagnosis:
 
     Attributes:
       steps_s: the mean time of a step in each phase of `PHASES` that was measured.
-      first_batch_s: from the start of the first phase to its first batch; None: no batch was read.
+      first_batch_s: seconds from the start of the first phase to its first batch; None: no batch was read.
     """
 
     steps_s: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -49,16 +49,16 @@ class Diagnosis:
 
     @property
     def au(self) -> float | None:
-        """Accelerator utilisation: the time of a step in the phase "resident" ÷ its time in "as it is"."""
+        """Accelerator utilisation: time of a step in the phase "resident" ÷ time of a step in "as it is"."""
         whole_s, resident_s = self.steps_s.get(PHASES[0]), self.steps_s.get(PHASES[-1])
         return None if whole_s is None or resident_s is None else min(1.0, resident_s / whole_s)
 
     @property
     def stalls_s(self) -> dict[str, float]:
-        """Seconds per step of the stalls "fetch", "preparation" and "transfer", if their phases were measured."""
+        """The stalls "fetch", "preparation" and "transfer", as far as measured, in seconds per step."""
         found: dict[str, float] = {}
         for number, name in enumerate(_MEANING):
-            # the slowest of all later phases: if noise made the next phase faster, the difference is no stall
+            # the slowest later phase: all later phases do less work, so only noise makes the next one faster
             without_s = max(self.steps_s.get(phase, 0.0) for phase in PHASES[number + 1 :])
             if without_s and PHASES[number] in self.steps_s:
                 found[name] = max(0.0, self.steps_s[PHASES[number]] - without_s)
@@ -94,7 +94,7 @@ _JOIN_S = 30.0
 
 
 class DiagnosingPipeline:
-    """Gives batches in four phases, `PHASES`, and writes each phase's mean time of a step into `diagnosis`.
+    """Returns batches in the four `PHASES`, and stores the mean time of a step in each phase in `diagnosis`.
 
     It has the methods of a `Run`: one thread takes batches, and any thread may close it. Each phase that reads
     begins at the feed's cursor. `take` calls `over` after the last phase. ValueError: `steps` is too small.
@@ -123,14 +123,14 @@ class DiagnosingPipeline:
         self._place = stages.placer(accounts.placed)
         self._diagnosis, self._over = diagnosis, over
         self._steps = steps // len(PHASES)
-        # the steps of each phase that are not measured: those of the first phase use up the batches that were read
-        # ahead while the first step compiled
+        # how many steps at the start of a phase are not measured: in the first phase, they use up the batches that
+        # were read ahead while the step compiled
         self._uncounted = max(read_ahead, math.ceil(self._steps / 4))
         self._host: HostBatch | None = None  # the host batch that was read last
         self._run: Run[Placed] | None = None  # the pipeline of the current phase
         self._closed = False
         self._further_passes = 0  # loops begun after the last phase
-        self._ending: tuple[str, float] | None = None  # (phase that gave its last batch, start of its measuring)
+        self._ending: tuple[str, float] | None = None  # (phase of the last batch taken, measured since)
         self._batches = self._of_all_phases()
 
     def start(self) -> None:
@@ -144,7 +144,7 @@ class DiagnosingPipeline:
         if placed is None:
             if self._over is not None:
                 self._over()
-            raise StopIteration(0)  # as from any pipeline, how many rows the end of the pass leaves out
+            raise StopIteration(0)  # as in any pipeline: how many rows the end of the pass drops
         # these batches do not count as delivered, so their bad and dropped rows do not count, either
         return placed._replace(metadata=placed.metadata._replace(bad=[], dropped_rows=0))
 
@@ -159,7 +159,7 @@ class DiagnosingPipeline:
         return None if self._run is None else self._run.join(timeout_s, reads=reads)
 
     def finish(self) -> None:
-        """Note that the loop is done with its latest batch. If that ended a phase, write down the phase's time."""
+        """Store a phase's time, if the latest batch was its last one. Called after the step of the batch."""
         if self._ending is not None:
             (phase, since), self._ending = self._ending, None
             _wait_for_devices()
@@ -171,7 +171,7 @@ class DiagnosingPipeline:
         self._host = self._run = None
 
     def check_further_pass(self) -> None:
-        """Note that the loop begins another pass after the last phase. ValueError after 1,000 such passes."""
+        """Count a pass that the loop begins after the last phase. ValueError: there were 1,000 before."""
         self._further_passes += 1
         if self._further_passes > _FURTHER_PASSES:
             raise ValueError("the diagnosis is over, and gives no further batch; leave the context of diagnose")
@@ -202,7 +202,7 @@ class DiagnosingPipeline:
             placed = None
             for placed in self._taken_from(run_of(self._stages, after, lanes, self._keep_and_place)):
                 yield placed
-            if placed is None and number:  # an empty pass. The first one may be empty, if the feed is at its end
+            if placed is None and number:  # an empty pass. The first pass may be empty, if the feed is at its end
                 return
             after, lanes = self._stages.access.next_pass(after), None
 
@@ -218,7 +218,7 @@ class DiagnosingPipeline:
             yield from self._taken_from(run_over(repeated, self._place, self._stages.settings, watch))
 
     def _resident(self) -> Iterator[Placed]:
-        """A copy of one batch on the devices, again and again. Once a step has donated it, a new copy."""
+        """The same copy of one batch on the devices, until a step donates it; then a new copy."""
         if self._host is None:
             return
         kept = given = self._place(self._host)
@@ -237,10 +237,10 @@ class DiagnosingPipeline:
 
 
 def _wait_for_devices() -> None:
-    """Wait until all that the loop has dispatched is done, since a loop may run ahead of its steps."""
+    """Wait for all dispatched computations, since a loop may run ahead of its devices."""
     for array in jax.live_arrays():
         try:
             array.block_until_ready()
         except RuntimeError:
-            if not array.is_deleted():  # by another thread, perhaps just now
+            if not array.is_deleted():  # another thread may just have deleted it
                 raise

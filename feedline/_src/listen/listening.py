@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from feedline._src.listen.tuning import Tuner
 
 _log = logging.getLogger("feedline")
-_WAITS_TOO_LONG, _WARN_AFTER_S = 0.2, 60.0  # a fifth of each minute: XProf calls this share "highly input-bound"
+_WAITS_TOO_LONG, _WARN_AFTER_S = 0.2, 60.0  # a fifth of a minute: XProf calls this share "highly input-bound"
 _JUDGE_EVERY_S = 0.25
 _PUBLISH_EVERY_S = 5.0
 _PUBLISHED_PER_S = 500  # by all processes together, so that thousands of processes each publish less often
 
 
 class FeedListener(Accounts):
-    """The accounts of one feed, and all that follows from them.
+    """The accounts of one feed, with its reports, its tuning and the budget of bad rows.
 
     Attributes:
-      tuner: finds settings; None: all settings are given.
+      tuner: searches for better settings; None: no setting is "auto".
     """
 
     def __init__(self, stages: Stages) -> None:
@@ -46,7 +46,7 @@ class FeedListener(Accounts):
         rows = None if stages.plan.lanes else len(stages.access.source)  # a mixture's epoch may have fewer
         self._quarantine = Quarantine(stages.reading, jax.process_index(), rows)
         self._judging = threading.Lock()
-        self._minute = time.monotonic(), 0.0  # when this minute began, and the seconds waited before it
+        self._minute = time.monotonic(), 0.0  # when this minute began, and `wait_s` at that time
         self._warned = False
         self._judged_at = self._published_at = time.monotonic()
         self.tuner: Tuner | None = None
@@ -58,17 +58,17 @@ class FeedListener(Accounts):
 
     @property
     def proposal(self) -> Settings | None:
-        """Settings to change to; None: keep those in use."""
+        """The settings to change to; None: keep the present ones."""
         return None if self.tuner is None else self.tuner.proposal
 
     def delivered(self, record: BatchRecord) -> None:
-        """Note a batch that is about to be delivered. RowError: the feed's bad rows exceed the budget."""
+        """Record a batch that is about to be delivered. RowError: the feed's bad rows exceed the budget."""
         if record.bad:
             self._quarantine.enter(record.bad, own_rows=record.own_rows)
         self._records.append(record)
 
     def changed(self, stages: Stages) -> None:
-        """Note that the loop continues with these stages and their settings."""
+        """Record that the feed continues with these stages and their settings."""
         bounds, self._stages = self._stages.bounds, stages
         self.restarted(stages.ahead)
         if self.tuner is not None:
@@ -77,14 +77,14 @@ class FeedListener(Accounts):
             self.tuner.proposal = None
 
     def give_up_workers(self, error: Exception) -> Settings | None:
-        """Called when workers failed. Returns settings to continue with if tuning chose the workers, else None."""
+        """After workers failed: the settings to continue with; None: tuning did not choose the workers."""
         if self.tuner is None or not self._stages.settings.workers or "workers" not in self._tunable:
             return None
         self.tuner = self.tuner.without_workers(error)
         return self.tuner.proposal
 
     def statistics(self, counted: Counters, ready: int) -> Statistics:
-        """A snapshot. `counted`: what `next` counted itself; `ready`: batches that wait to be delivered."""
+        """A snapshot. `counted`: the counts of `next`; `ready`: how many batches wait to be delivered."""
         stages, staging = self._stages, self._stages.access.buffers.staging
         fetcher = sys.modules.get("feedline._src.files.fetcher")  # imported only with the first store
         counts = counted._asdict()
@@ -113,7 +113,7 @@ class FeedListener(Accounts):
         return judge(how, [*processes.values()], () if self.tuner is None else tuple(self.tuner.history))
 
     def _circumstances(self, *, current: bool = False) -> Circumstances | None:
-        """What was measured; None: too few batches were delivered. `current`: only since settings last changed."""
+        """The measurements, if `current` only with the settings in use. None: too few batches were delivered."""
         stages, tuner = self._stages, self.tuner
         if (window := self.window(current=current)) is None:
             return None
@@ -138,7 +138,7 @@ class FeedListener(Accounts):
             self._warn_if_waiting()
             self._publish()
             tuner = self.tuner
-            if tuner is None or tuner.proposal is not None:  # `changed` resets it, once the settings are used
+            if tuner is None or tuner.proposal is not None:  # `changed` resets the proposal once it is in use
                 return
             if (how := self._circumstances(current=True)) is not None:
                 tuner.look(how)
@@ -160,7 +160,7 @@ class FeedListener(Accounts):
             _log.warning("%s; advice: %s. See feed.report() for details", report.verdict, report.advice)
 
     def _publish(self) -> None:
-        """Tell the other processes the times of this one, every few seconds."""
+        """Publish the times of this process for the other processes, every few seconds."""
         every_s = max(_PUBLISH_EVERY_S, jax.process_count() / _PUBLISHED_PER_S)
         latest, now = self._stages.latest_values, time.monotonic()
         if latest is None or now - self._published_at < every_s or (how := self._circumstances()) is None:

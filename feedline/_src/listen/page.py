@@ -13,7 +13,7 @@ from typing import Any
 from feedline._src.listen.words import STAGES, factor, milliseconds, percent
 
 Report = Any
-"""Stands for `report.Report`: that module imports this one, so an import here would be circular."""
+"""`report.Report`, which is not imported here, because its module imports this one."""
 COLORS = {
     "the loop's own time": "#2f6fb7",
     "the loop's own time, with idle devices": "#a9c4e2",
@@ -22,7 +22,7 @@ COLORS = {
     "the stage that limits training": "#d95f02",
     "another stage, alone": "#b9c0c8",
 }
-"""The color of each part of a bar, by the meaning of the part, which the legend shows."""
+"""{meaning of a part of a bar: its color}. The legend shows the meanings."""
 _WIDTH, _MARGIN, _ROW = 960, 24, 32
 _BARS, _VALUES = 170, 620
 """The `x`, in pixels, where bars and values begin. `y` grows downwards."""
@@ -32,7 +32,7 @@ Bar = tuple[str, list[tuple[str, float]], str]
 
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Gives a temporary file to write to, which then replaces `path`; after an error, `path` stays as it was."""
+    """Yield a temporary path to write to. Its file then replaces `path`; after an error, `path` is unchanged."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         yield partial
@@ -90,7 +90,7 @@ def svg(report: Report) -> str:
 
 
 def _bars(report: Report) -> list[Bar]:
-    """One step now, one step as predicted after the advised change, and each stage alone."""
+    """The bars: one step now, one step as predicted after the advised change, and each stage alone."""
     loop, idle, late, wait, limits, other = COLORS
     late_s = min(report.late_s, report.loop_s)
     idle_s = min(report.idle_s or 0.0, report.loop_s - late_s)
@@ -116,7 +116,7 @@ def _total_s(bar: Bar) -> float:
 
 
 def _texts(shapes: list[str], text: str, size: int, y: float, style: str = "", x: int = _MARGIN) -> float:
-    """Add lines below `y`, wrapped early since the viewer's font may be wide. Returns the `y` where they end."""
+    """Add lines below `y`, wrapped early since the viewer's font may be wide. Returns the `y` below them."""
     indent = " " * (len(text) - len(text.lstrip()))
     width = int((_WIDTH - _MARGIN - x) / (0.66 * size))
     for line in textwrap.wrap(text, width, subsequent_indent=indent):

@@ -35,10 +35,10 @@ def serve(
 ) -> MetricsServer:
     """Serve the metrics of one or several feeds at `http://host:port/metrics`, until the result is closed.
 
-    The training thread does no work for this. A closed feed is still served, but not a garbage-collected one.
+    The training thread does no work for this. A closed feed is still served; a garbage-collected feed is not.
 
     Args:
-      feeds: a feed, which gets the label feed="train"; or a dict of feeds by the value of that label.
+      feeds: a feed, which gets the label feed="train"; or a dict {value of the label: feed}.
       port: each process of a machine needs its own port, such as `9464 + jax.process_index()`. 0: any free port.
       host: the address to listen on. "0.0.0.0": all addresses of this machine, without any protection.
 
@@ -85,7 +85,7 @@ class MetricsServer(contextlib.AbstractContextManager["MetricsServer"]):
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}/metrics"
 
     def close(self) -> None:
-        """Stop listening. Takes up to half a second; a second call does nothing."""
+        """Stop listening, which takes up to half a second. Idempotent."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -95,16 +95,16 @@ class MetricsServer(contextlib.AbstractContextManager["MetricsServer"]):
 
 
 class FeedCollector(Collector):
-    """The metrics of feeds for a registry of your own, whose server then shows them beside your own metrics.
+    """Collects the metrics of feeds for a registry of your own, which serves them beside your own metrics.
 
-    A collector holds only weak references to its feeds. A registry takes only one collector, so pass all its
-    feeds to that one.
+    A collector has only weak references to its feeds. A registry accepts only one `FeedCollector`, so pass all
+    feeds to the same one.
 
     Args:
       feeds: as for `serve`.
 
     Raises:
-      ValueError, TypeError: `feeds` is neither a feed nor feeds by name.
+      ValueError, TypeError: `feeds` is neither a feed nor a dict of feeds.
 
     Example:
       >>> import numpy as np, feedline

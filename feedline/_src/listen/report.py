@@ -18,11 +18,11 @@ Bound = Literal["read", "host", "place", "compute", "loop", "straggler"]
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """Settings to change, and the predicted effect. `str` gives "threads 2 → 4, buffer 2 → 4".
+    """Settings to change, and the predicted effect. `str` returns "threads 2 → 4, buffer 2 → 4".
 
     Attributes:
-      now, then: the present and the advised numbers of the settings that change, by name.
-      wait_share: the predicted share of the time for which the loop would wait after the change.
+      now, then: the present and the advised values of the settings that change, by name.
+      wait_share: the predicted share of the time in which the loop waits after the change.
     """
 
     now: Mapping[str, int]
@@ -33,7 +33,7 @@ class Change:
     def of(cls, before: Settings, after: Settings, wait_share: float) -> Change:
         """The change from `before` to `after`."""
         changed = [name for name in Settings._fields if getattr(before, name) != getattr(after, name)]
-        if not (before.threads and after.threads):  # 0: workers or the caller read; other settings show that
+        if not (before.threads and after.threads):  # 0: workers or the caller read, as other settings show
             changed = [name for name in changed if name != "threads"]
         now, then = ({name: getattr(settings, name) for name in changed} for settings in (before, after))
         return cls(now, then, wait_share)
@@ -49,8 +49,8 @@ class Straggler:
     Attributes:
       process: its index.
       stage: the stage in which it loses the most time: "read", "host" or "place".
-      stage_s, others_s: the time per batch of that stage in that process, and its median over the others.
-      wait_share: the share of the time for which the loop of this process waits.
+      stage_s, others_s: the time per batch of that stage in that process, and the median of the other processes.
+      wait_share: the share of the time in which the loop of that process waits.
     """
 
     process: int
@@ -62,38 +62,38 @@ class Straggler:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What limits a feed, as `Feed.report()` returns it. `print` shows it as text, and a notebook as a picture.
+    """What limits training, as `Feed.report()` returns it: `print` shows text, and a notebook shows a picture.
 
-    It judges the latest batches (at most 256), without those that were read ahead before the loop began.
+    A report judges the latest batches (at most 256), except batches that were read ahead before the loop began.
 
     Attributes:
       bound: what limits training: "read" (reading rows), "host" (transform, casts and copies), "place" (the calls
         that place batches, and transfers), "compute" (the training step: input is fast enough), "loop" (the
         program's own Python, during which the devices are idle; or other threads and programs: see `held_up`), or
         "straggler" (one process has slower input than the others).
-      au: accelerator utilisation, 0 to 1: batches × device time of a step ÷ wall time. Until it is known in which
-        part of the loop's own time the devices are idle, all of it counts as device time.
+      au: accelerator utilisation, 0 to 1: batches × device time of a step ÷ wall time. If `idle_s` is not known,
+        all of the loop's own time counts as device time.
       wait_share: the share of the time in which the devices were idle because the loop waited for a batch, or a
-        step waited for the transfer of its batch. With several processes, the largest share; `au` is then at most
-        1 − this share.
+        step waited for the transfer of its batch. With several processes, the largest share of any process; `au`
+        is at most 1 − this share.
       headroom: for each stage, its speed alone ÷ the speed of the loop without waiting; 1.0 or less: this stage
         makes the loop wait. For "compute", the speed of the loop without waiting ÷ its speed now.
       advice: one sentence: the setting to change, with the predicted gain; or why no setting helps.
       change: the settings to change and the predicted wait, as values; None: no change promises a clear gain.
-      step_s: the mean time of a step: `loop_s` + `wait_s`. With `steps_per_call=K` all times are of K steps.
+      step_s: the mean time of a step: `loop_s` + `wait_s`. With `steps_per_call=K`, all times are for K steps.
       loop_s: the loop's own time between two calls of `next`, plus the time in `next` while the devices computed.
       wait_s: the time in `next` while the devices were idle.
-      late_s: for how long the transfer of a batch continued after the loop had got it, as far as that is known.
+      late_s: how long the transfer of a batch continued after the loop had got the batch; 0 if not known.
       idle_s: the part of the loop's own time in which the devices computed nothing; None: not known.
       held_up: whether the loop waits although each stage is fast enough, because threads of the feed wait for the
         GIL or for a processor.
       stages_s: thread-seconds per batch of "read", "transform", "stage" and "place".
-      cpu_s: processor seconds per batch, of all threads that made it.
+      cpu_s: processor seconds per batch, summed over the threads that made the batch.
       batches: how many batches were judged.
       process: the index of this process.
       straggler: the process that holds up the others; None: no process does, or there is only one.
       settings: the feed's threads, workers, buffer and prefetch, as they are now.
-      tuning: for settings that are "auto": what was tried, and with which result, as the latest 32 sentences.
+      tuning: the latest 32 sentences about settings that are "auto": what was tried, and the result.
     """
 
     bound: Bound
@@ -161,7 +161,7 @@ class Report:
         return "\n".join([self.verdict, step, *stages, judged, *tuned, f"advice: {self.advice}"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the report as a page (.html) or a picture (.svg): one file that needs no other.
+        """Write the report as a page (.html) or a picture (.svg): one file, which needs no other files.
 
         Raises:
           ValueError: the name has neither suffix.
@@ -184,9 +184,10 @@ class Report:
 
 
 def report_of(feed: object) -> Report | None:
-    """The report of a feed, for a display; None: the feed gives no report, or delivered too few batches for one.
+    """The report of a feed; None: the object makes no reports, or the feed has delivered too few batches.
 
-    It takes about two milliseconds. It never raises, because code that only observes must not end training.
+    Takes about two milliseconds. Logs errors and never raises, because code that only observes must not end
+    training.
     """
     report: Callable[[], Report | None] = getattr(feed, "report", lambda: None)
     try:

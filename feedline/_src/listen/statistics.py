@@ -1,6 +1,6 @@
 """`Statistics`: a snapshot of a feed's counts and times; and its metrics, for Prometheus and TensorBoard.
 
-A metric is declared once: beside the field of `Statistics` with its value, or below the class if it is computed.
+A metric is declared once: at the field of `Statistics` that holds its value, or below the class if it is computed.
 """
 
 # ruff: noqa: RUF009  (`_field` returns `dataclasses.field`)
@@ -21,8 +21,8 @@ class Metric(NamedTuple):
     """One metric of a feed.
 
     Attributes:
-      name: the name in Prometheus. It ends with the unit (seconds, bytes, ratio; none: a plain number). In the
-        name of a counter, "_total" follows.
+      name: the name in Prometheus. It ends with the unit: "seconds", "bytes", "ratio", or nothing for a plain
+        number. The name of a counter ends with "_total" after the unit.
       help: what it measures.
       label: the label that tells its values apart, such as "stage"; "": it has one value.
     """
@@ -44,7 +44,7 @@ class Metric(NamedTuple):
 
 
 def _field(name: str, help: str, default: float | None = 0, *, label: str = "", value: str = "") -> Any:
-    """A field with the only value of a metric, or that for the label `value`, or a dict of all values by label."""
+    """A field that holds the only value of a metric, its value for the label `value`, or a dict {label: value}."""
     metric = Metric(f"feedline_{name}", help, label)
     return dataclasses.field(default=default, metadata={"metric": metric, "value": value})
 
@@ -59,25 +59,25 @@ _STAGE_CPU = "stage_cpu_seconds_total", "Processor time of a stage: read, host (
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """A snapshot, which `statistics()` of a `Feed` and of `prefetch_to_mesh` returns.
+    """A snapshot of counts and times, as `statistics()` of a `Feed` or of `prefetch_to_mesh` returns it.
 
-    It counts what was delivered since the feed was built. Times are seconds of this process, summed over all
-    batches. The times of stages are also summed over threads, so they may exceed the elapsed time. "Latest"
-    means at most 256 batches, without those that were read before the loop began. None: not known, or not yet.
+    Counts begin when the feed is built. Times are seconds of this process, summed over all batches. The times of
+    stages are also summed over threads, so they may exceed the elapsed time. "Latest" means at most 256 batches,
+    except batches that were read before the loop began. None: not known, or not known yet.
 
-    `rows` includes bad rows. `placed_bytes` counts ragged leaves at their largest length. Placing is the time in
-    the JAX calls; transfers continue after it. The host buffers of workers are not counted, because they lie in
-    the workers; nor is the processor time of Grain's own threads, which is unknown. `au`, 0 to 1, is batches ×
-    device time of a step ÷ wall time. Device time is all time except the share `wait_share` and, once it
-    is known, the part of the loop's own time in which the devices were idle.
+    `rows` includes bad rows. `placed_bytes` counts ragged leaves at their largest length. `place_s` is the time in
+    JAX's calls; transfers continue after the calls. The host buffers of worker processes are not counted, and
+    neither is the processor time of Grain's own threads, which is unknown. `au`, 0 to 1, is batches × device time
+    of a step ÷ wall time. All time is device time, except the share `wait_share` and the part of the loop's own
+    time in which the devices were idle, once this part is known.
 
-    `tokens` has one entry "all" or, for a mixture, an entry for each source by name, if the source knows its
-    tokens: `feedline.Packed` and `feedline.Ragged` do. Rows that a remainder drops count once the epoch is over. A
-    bad row that is masked or replaced counts with its own tokens, since a process knows only its own bad rows.
+    `tokens` has one entry "all" or, for a mixture, one entry per source, by name. Only `feedline.Packed` and
+    `feedline.Ragged` know their tokens. Rows that the remainder drops count once the epoch is over. A bad row that
+    is masked or replaced counts with its own tokens, since a process knows only its own bad rows.
 
-    `stores` is what all feeds of this process asked of stores on the network: `requests`, including `retries`
-    (after an error) and `hedged` ones (because the first request took long); `fetched_bytes`; `cached`, blocks
-    found on local disk; `wait_s`, time in which threads waited for blocks. Requests of workers are not included.
+    `stores` counts what all feeds of this process, without their workers, requested from stores: `requests`,
+    including `retries` (after an error) and `hedged` ones (sent because the first request took long);
+    `fetched_bytes`; `cached`, blocks found on local disk; `wait_s`, time for which threads waited for blocks.
     """
 
     batches: int = _field("batches_total", "Global batches delivered.")

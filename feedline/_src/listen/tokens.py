@@ -1,4 +1,4 @@
-"""Counts the tokens that were delivered, when a user asks: which rows were delivered follows from the position."""
+"""Counts the delivered tokens on request: the position of a feed determines which rows were delivered."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from feedline._src.order.epoch import Taken
 
 Indices = npt.NDArray[np.int64]
 _CHUNK_ROWS = 1 << 20
-"""The number of rows whose tokens are added up at a time, which bounds the memory."""
+"""Maximum rows whose tokens are counted at a time. Bounds the memory."""
 
 
 class TokenCounts:

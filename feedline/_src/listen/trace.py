@@ -52,7 +52,7 @@ def traced(path: str | os.PathLike[str], sizes: Sizes, accounts: Accounts) -> It
         yield file
     finally:
         accounts.record_with(None)
-        ended = time.perf_counter()  # after the last record, also if the loop goes on meanwhile
+        ended = time.perf_counter()  # after the last record, even if the loop continues meanwhile
         try:
             events = Events(
                 list(records),
@@ -77,7 +77,7 @@ def traced(path: str | os.PathLike[str], sizes: Sizes, accounts: Accounts) -> It
 
 
 def _unix_offset_s() -> float:
-    """Unix time minus `perf_counter`, from the shortest of a few looks: a thread may stand still within one."""
+    """Unix time minus `perf_counter`: the shortest of five readings, since a thread may be preempted in one."""
     looks = [(time.perf_counter(), time.time(), time.perf_counter()) for _ in range(5)]
     before, unix, after = min(looks, key=lambda look: look[2] - look[0])
     return unix - (before + after) / 2
@@ -101,7 +101,7 @@ def file_of_process(path: str | os.PathLike[str], process: int, processes: int) 
 
 
 def _write(path: Path, events: Iterable[Event], facts: Mapping[str, Any]) -> None:
-    """Write the file whole or not at all, compressed if its name ends in ".gz". OSError: it cannot be written."""
+    """Write the file atomically, compressed if its name ends in ".gz". OSError: the file cannot be written."""
     with (
         written_whole(path) as partial,
         gzip.open(partial, "wt", compresslevel=5, encoding="utf-8")
@@ -122,7 +122,7 @@ class Events:
       records: the oldest first.
       ended: when the trace ended, and with it the last step.
       transfers: {time at which placing began: seconds until all arrays were ready}, as far as that is known.
-      described: what to show of a batch: where it begins, and its size.
+      described: returns what to show of a batch: where the batch begins, and its size.
     """
 
     records: Sequence[Entry]
@@ -139,7 +139,7 @@ class Events:
         # the numbers of tracks differ between processes, so that the files of several processes can be merged
         first = self.process * 10_000 + 1
         self._tracks = {name: number for number, name in enumerate([*sorted(threads), LOOP], start=first)}
-        self._ids = itertools.count(self.process << 32)  # Perfetto refuses ids of flows that are not integers
+        self._ids = itertools.count(self.process << 32)  # Perfetto accepts only integers as ids of flows
 
     def __iter__(self) -> Iterator[Event]:
         changes: list[tuple[float, int]] = []  # (time, change of the number of placed batches that wait)
@@ -157,7 +157,7 @@ class Events:
             yield self._event("M", "thread_name", track, args={"name": track})
 
     def _batch(self, record: BatchRecord, step_ended: float) -> Iterator[Event]:
-        """The events of a batch: its parts, placing, waiting and step, with arrows from one to the next."""
+        """The events of a batch: its parts, placing, waiting and step, with arrows between them."""
         placed, placed_at, step = record.placed, _placed_at(record), {"step": record.step}
         batch = {**step, **self.described(record)}
         placing_middle = placed.thread, (placed.began + placed_at) / 2
@@ -192,7 +192,7 @@ class Events:
         yield self._event("e", name, LOOP, ended, id2=local, args=args)
 
     def _arrow(self, tail: tuple[str, float], head: tuple[str, float]) -> Iterator[Event]:
-        """An arrow from one span to another. A span is given by its track and a time inside it."""
+        """An arrow between two spans. `tail` and `head`: the track of a span, and a time inside the span."""
         number = next(self._ids)
         yield self._event("s", "batch", *tail, id=number)
         yield self._event("f", "batch", *head, id=number, bp="e")

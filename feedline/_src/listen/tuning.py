@@ -1,8 +1,8 @@
 """Finds values for the settings of a feed that are "auto", while the feed is used.
 
 A search tries what the report advises: the settings with which the loop is predicted to wait least. If a trial
-makes a step at least 3 % shorter, the search continues from the trial's settings. It ends when the loop hardly
-waits, or when no change promises a gain.
+makes a step at least 3 % shorter, the search continues from the trial's settings. A search ends when the loop
+hardly waits, when no change promises a gain, or after 12 trials.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from feedline._src.options import Settings
 _log = logging.getLogger("feedline")
 LITTLE = 0.02  # up to this wait share, nothing is changed
 MAX_CHANGES = 12  # the most trials of one search; after them, the best settings are used
-_MIN_GAIN = 0.03  # a trial is kept if a step became shorter by this share
-_LONGER_WAIT = 0.2  # a new search begins if the wait grew by this share of a step
+_MIN_GAIN = 0.03  # a trial is kept if a step became shorter by at least this share
+_LONGER_WAIT = 0.2  # a new search begins if the wait grew by more than this share of a step
 _MIN_BATCHES, _MIN_S, _ENOUGH_BATCHES = 32, 5.0, 128  # judge after 32 batches and five seconds, or after 128
 _PAUSE_S = 60.0  # minimum time between two searches; it doubles with each search
 _MAX_THREADS = 64
@@ -35,11 +35,11 @@ class Tuner:
     """Searches for settings.
 
     Threads that place batches call `look`, one at a time, while there is no proposal. The training thread reads
-    `proposal`, starts another pipeline, and only then resets `proposal`, so that an interrupt loses nothing.
+    `proposal`, starts another pipeline, and only then resets `proposal`, so that no interrupt loses a proposal.
 
     Attributes:
-      proposal: settings to change to; None: keep those in use.
-      history: the result of each trial, in the latest 32 sentences.
+      proposal: the settings to change to; None: keep the present ones.
+      history: the latest 32 sentences about trials and their results.
     """
 
     def __init__(self, bounds: Bounds, start: Settings) -> None:
@@ -67,24 +67,24 @@ class Tuner:
             self.proposal = None if self._asked == how.settings else self._asked
 
     def without_workers(self, error: Exception) -> Tuner:
-        """After workers failed: a new tuner that proposes the first settings, and never tries workers again."""
+        """Return a tuner to use after workers failed: it proposes the first settings, and never tries workers."""
         bounds = dataclasses.replace(self._bounds, tunable=self._bounds.tunable - {"workers"})
         tuner = Tuner(bounds, self._start)
         tuner.proposal, tuner.history = self._start, self.history
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", _MAX_ERROR_LENGTH)  # in one line
-        reason = "".join(filter(str.isprintable, reason))  # a page cannot hold control characters
+        reason = "".join(filter(str.isprintable, reason))  # SVG allows no control characters
         tuner._note(f"goes back to threads {self._start.threads}: workers failed with {reason}")
         return tuner
 
     def moved(self, bounds: Bounds, settings: Settings) -> Tuner:
-        """After a move to a mesh with other bounds: a new tuner, which begins with these settings."""
+        """Return a tuner to use after a move to a mesh with other bounds. It begins with `settings`."""
         tunable = bounds.tunable & self._bounds.tunable  # workers may have failed
         tuner = Tuner(dataclasses.replace(bounds, tunable=tunable), settings)
         tuner.history, tuner._start = self.history, bounds.within(self._start)  # `settings` may have workers
         return tuner
 
     def _searches(self, settings: Settings) -> Generator[Settings, Circumstances]:
-        """Yields settings to use, and is then sent `Circumstances` with batches that were made with them."""
+        """Yields settings to use, and receives `Circumstances` of batches that were made with these settings."""
         pause_s = _PAUSE_S
         how = yield settings
         while True:
@@ -107,10 +107,10 @@ class Tuner:
             pause_s *= 2
 
     def _trials(self, best: Circumstances) -> Generator[Settings, Circumstances, tuple[Circumstances, float]]:
-        """One search: yields settings to try. Returns how the best settings worked, and when the search ended."""
+        """One search: yields settings to try; returns the `Circumstances` of the best ones, and the end time."""
         ended = best.window.ended
         tried = [best.settings]
-        in_vain: list[set[str]] = []  # sets of names: changing these settings of `best` was no gain
+        in_vain: list[set[str]] = []  # sets of settings of `best` whose change was no gain
 
         def may_try(settings: Settings) -> bool:
             useful = settings not in tried and {*Change.of(best.settings, settings, 0.0).then} not in in_vain

@@ -1,4 +1,4 @@
-"""Judges what limits a feed, and which setting to change, from the times of its latest batches: pure functions."""
+"""Pure functions that judge what limits a feed, and which setting to change, from times of its latest batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PER_STAGE: tuple[Literal["read", "host", "place"], ...] = ("read", "host", "pla
 
 @dataclasses.dataclass(frozen=True)
 class Circumstances:
-    """The latest batches of a feed, the machine, and settings: those in use, or others, to predict their effect.
+    """The latest batches of a feed, the machine, and settings: the present ones, or others to be judged.
 
     Attributes:
       stream: whether the source is a stream, which one thread reads.
@@ -58,12 +58,12 @@ class Circumstances:
 
     @property
     def parts(self) -> int:
-        """Parts into which threads split a batch; each is a call of the source and of the transform."""
+        """The number of parts into which threads split a batch. Each part is one call of source and transform."""
         return math.ceil(self.readers / self.settings.buffer) if self.reader == "threads" else 1
 
     @property
     def ahead(self) -> int:
-        """Maximum number of batches between the one being made and the loop."""
+        """How many batches may be read before the loop takes the first one."""
         _, workers, buffer, prefetch = self.settings
         if self.reader == "workers":
             return workers * (max(1, buffer // workers) + 1) + 1 + prefetch
@@ -76,16 +76,17 @@ class Circumstances:
 
     @property
     def shares_gil(self) -> bool:
-        """Whether Python code of the feed holds the GIL and makes the feed's threads take turns.
+        """Whether the feed's threads take turns because their own Python code holds the GIL.
 
-        False if they wait longer for it than they compute: then other threads hold it, or processors are busy.
+        False if the wait for the GIL exceeds their processor time: then other threads hold the GIL, or processors
+        are busy.
         """
         computes = self.window.mean("cpu_s") > max(_MIN_CPU_S, self.gil_wait_s)
         return self.reader == "threads" and self.gil_wait_s > _MAX_GIL_WAIT_S and computes
 
     @property
     def lost_s(self) -> float:
-        """The part of a step's time that the loop loses: its wait for a batch, and for the GIL if `shares_gil`."""
+        """The time per step that the loop loses: its wait for a batch, and for the GIL if `shares_gil`."""
         gil_s = min(self.gil_wait_s, self.window.loop_s) if self.shares_gil else 0.0
         return self.window.wait_s + gil_s
 
@@ -100,7 +101,7 @@ class ProcessTimes(NamedTuple):
     Attributes:
       stages_s: thread-seconds of "read", "host" and "place".
       input_s: the time per batch if nothing but input limited this process.
-      wait_share: the share of the time for which the loop of this process waits.
+      wait_share: the share of the time in which the loop of this process waits.
     """
 
     process: int
@@ -117,7 +118,7 @@ class ProcessTimes(NamedTuple):
 
 
 def judge(how: Circumstances, others: Sequence[ProcessTimes] = (), tuning: Sequence[str] = ()) -> Report:
-    """The report on a feed. `others`: the times of all processes, this one included, if there are several."""
+    """The report on a feed. `others`: the times of all processes, including this one, if there are several."""
     window, alone_s, slow = how.window, _alone_s(how), straggler(others)
     bound, held_up = _bound(how, alone_s)
     compute_s = max(1e-9, window.loop_s - window.late_s)
@@ -156,7 +157,7 @@ def judge(how: Circumstances, others: Sequence[ProcessTimes] = (), tuning: Seque
 
 
 def straggler(processes: Sequence[ProcessTimes]) -> Straggler | None:
-    """The process with the slowest input, if its loop waits, and it is much slower or the others hardly wait."""
+    """The process with the slowest input. None: its loop hardly waits, or others with similar input wait, too."""
     if len(processes) < 2:
         return None
     slowest = max(processes, key=lambda each: each.input_s)
@@ -171,18 +172,19 @@ def straggler(processes: Sequence[ProcessTimes]) -> Straggler | None:
 
 
 def predicted_wait_s(now: Circumstances, then: Circumstances) -> float:
-    """The mean time for which the loop would wait for a batch in the circumstances `then`: the largest of three
-    waits. If batches are made ahead, the loop's own time is subtracted from the first two.
+    """Predict the mean wait for a batch in the circumstances `then`: the largest of three times.
 
-    - Because of readers: a batch is ready every (make + place) ÷ readers, where at most `prefetch` batches are
-      placed at a time. With workers, a batch is ready every max(make ÷ workers, place).
-    - Because of processors: a batch takes its processor time ÷ cores; all of it while Python code shares the GIL.
-    - Because of uneven batches: a slow batch makes the loop wait once the batches ahead are used up.
+    If batches are made ahead, the loop's own time is subtracted from the first two.
+
+    - Readers make a batch every (make + place) ÷ readers, where at most `prefetch` batches are placed at a time.
+      Workers make a batch every max(make ÷ workers, place).
+    - Processors need a batch's processor time ÷ cores, or the whole processor time if Python code shares the GIL.
+    - A slow batch makes the loop wait once the batches ahead are used up.
     """
     window = now.window
     make_s = [batch.read_s + batch.host_s for batch in window.batches]
     loop_s, place_s, cpu_s = window.loop_s, window.mean("place_s"), window.mean("cpu_s")
-    if now.shares_gil and then.reader == "workers":  # with workers, neither they nor the loop wait for the GIL
+    if now.shares_gil and then.reader == "workers":  # then, neither workers nor the loop wait for the GIL
         make_s = [batch.read_cpu_s + batch.host_cpu_s for batch in window.batches]
         loop_s = max(0.0, loop_s - now.gil_wait_s)
     mean_s = statistics.fmean(make_s)
@@ -229,9 +231,9 @@ def best_settings(
     may_try: Callable[[Settings], bool] = lambda settings: True,
     max_threads: int = DEFAULT_MAX_THREADS,
 ) -> tuple[Settings, float] | None:
-    """The settings with which the loop is predicted to wait least, and the predicted share of the time it waits.
+    """The settings with which the loop is predicted to wait least, and the predicted wait share.
 
-    If several are equally good: the first. None: no change helps. `changeable`: names of settings that may change.
+    Of equally good settings, the first. None: no change helps. `changeable`: names of settings that may change.
     """
     window = how.window
     changes = [then for then in _changes(how, changeable, may_try, max_threads) if may_try(then.settings)]
@@ -307,7 +309,7 @@ def _advice(
 
 
 def _remedy(bound: str, how: Circumstances) -> str:
-    """What to do where no setting helps."""
+    """What to do if no setting helps."""
     spent_s, cpu_s = how.window.mean(f"{bound}_s"), how.window.mean(f"{bound}_cpu_s")
     if bound == "place":
         return "ship fewer bytes (uint8 or bfloat16, converted in the step), and fewer, larger leaves"

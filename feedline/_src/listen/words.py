@@ -1,4 +1,4 @@
-"""The words and number formats of statistics and reports: names of stages; shares, times and counts."""
+"""Names of stages, and formats of shares, times and counts, for statistics and reports."""
 
 from __future__ import annotations
 

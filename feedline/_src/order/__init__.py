@@ -1,1 +1,1 @@
-"""Which rows each batch of a run holds: pure functions of the seed, the epoch and the position."""
+"""Computes the rows of each batch, as pure functions of seed, epoch and position."""

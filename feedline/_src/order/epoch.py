@@ -1,21 +1,22 @@
-"""Which row stands at which position of an epoch: a pure function of (seed, epoch, position).
+"""Computes which row is at which position of an epoch, as a pure function of (seed, epoch, position).
 
 `rows_at` is a keyed permutation of the rows, so every process computes any part of any epoch's order by itself, in
-O(1) memory: see `permutation`. An `EpochOrder` determines the order of an epoch; C and NumPy compute the same rows
-from it. `keys_at` gives each position a random number, `substitutes_at` the rows that may replace a bad row.
+O(1) memory: see `permutation`. An `EpochOrder` contains the parameters of one epoch's order, from which C and NumPy
+compute the same rows. `keys_at` returns a random number for each position, `substitutes_at` the rows that may
+replace a bad row.
 
-*The blocked order* shuffles blocks of adjacent rows, then the rows inside each window of blocks. An epoch is a
-sequence of blocks; *block positions* number them. Block positions w·window to (w + 1)·window − 1 form window w. A
-permutation of its positions, keyed by (seed, epoch, w), moves each of them inside the window. A moved position
-divides into a block position and an offset in that block, which give the row. This is a closed form, in O(1)
-memory.
+*The blocked order* shuffles blocks of adjacent rows, then the rows inside each window of blocks. *Block positions*
+number the blocks of an epoch in their shuffled order. Window w consists of the block positions w·window to
+(w + 1)·window − 1. A permutation keyed by (seed, epoch, w) shuffles the positions inside window w. Division of a
+shuffled position yields a block position and an offset in the block, and so the row, in O(1) memory.
 
-*The short block.* If `Blocks.rows` does not divide n, the source's last block is short. Compared with a full
-block, it lowers all positions that follow it in the epoch. So its block position must be known before a position
-can be looked up. Finding it would require the inverse of the blocks' permutation. Instead, the block position of
-the short block is drawn first, and a permutation of the full blocks fills the other block positions, which gives
-the same distribution. As the rows of a window are shuffled, it only matters in which window the short block lies.
-It takes the last block position of that window, so that the positions in a window have no gap.
+*The short block.* If `Blocks.rows` does not divide n, the source's last block is short, and all rows after it in
+the epoch have lower positions than after a full block. So no row can be computed until the block position of the
+short block is known. With a permutation of all blocks, this would require the inverse permutation. Instead, the
+block position of the short block is drawn first, and a permutation of the full blocks fills the other block
+positions, which gives the same distribution. Since the rows of a window are shuffled, only the window of the short
+block matters. The short block takes the last block position of its window, so that the window's positions have no
+gap.
 
 *Padded positions* count rows as if all blocks were full, so that division gives block position and offset.
 """
@@ -43,7 +44,7 @@ Positions = NDArray[Any] | range
 
 
 class RowOrder(Protocol):
-    """Which row stands at which position of each epoch: of one source, or of a mixture."""
+    """The order of one source or of a mixture: which row is at which position of each epoch."""
 
     @property
     def seed(self) -> int:
@@ -61,7 +62,7 @@ class RowOrder(Protocol):
         """int64[k]: the row index at each of these positions."""
 
     def struct(self, epoch: int, positions: Positions) -> EpochOrder | None:
-        """What the C library needs to compute the rows at these positions; None if it cannot compute them."""
+        """The parameters from which the C library computes the rows at these positions; None if it cannot."""
 
     def substitutes(self, epoch: int, position: int, row: int) -> NDArray[np.int64]:
         """The rows to try, in this order, instead of the bad row at a position."""
@@ -70,7 +71,7 @@ class RowOrder(Protocol):
         """How many rows of each source come before a position of an epoch. Only a mixture has several sources."""
 
     def as_json(self) -> dict[str, Any]:
-        """JSON values, for a fingerprint."""
+        """The order as JSON values, for a fingerprint."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +124,7 @@ def rows_at(order: Order, n: int, epoch: int, positions: NDArray[np.integer[Any]
 
     Args:
       order: the seed, and how to shuffle.
-      n: the number of rows; at most 2⁶² to shuffle them.
+      n: the number of rows; at most 2⁶² if they are shuffled.
       epoch: below 2⁶⁴.
       positions: integers[k] in [0, n), in any order, repeats allowed; or a range.
 
@@ -152,7 +153,7 @@ def rows_at(order: Order, n: int, epoch: int, positions: NDArray[np.integer[Any]
 
 
 def keys_at(seed: int, epoch: int, positions: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
-    """A random number for each position of an epoch, to seed its augmentation with.
+    """A random number for each position of an epoch, as a seed for augmenting its row.
 
     It depends only on (seed, epoch, position), not on the number of rows, and is independent of the order.
     Positions of one epoch never share a key.
@@ -185,7 +186,7 @@ def substitutes_at(seed: int, n: int, epoch: int, position: int) -> NDArray[np.i
       position: in [0, 2⁶³).
 
     Returns:
-      int64[16], each uniform over all rows, so they may repeat.
+      int64[16], each drawn uniformly from all rows, so rows may repeat.
 
     Example:
       >>> substitutes_at(seed=7, n=100, epoch=0, position=3)[:4].tolist()
@@ -205,7 +206,7 @@ def as_indices(positions: NDArray[np.integer[Any]] | range) -> NDArray[np.int64]
 
 
 def _checked(positions: NDArray[np.int64], end: int) -> NDArray[np.uint64]:
-    """The positions as 64-bit words in the same memory."""
+    """The positions as 64-bit words in the same memory. IndexError: a position is not in [0, end)."""
     wide = positions.view(np.uint64)
     if wide.size and wide.max() >= min(end, 1 << 63):  # one pass: as a word, a negative position is at least 2^63
         raise IndexError(
@@ -219,7 +220,7 @@ def _checked(positions: NDArray[np.int64], end: int) -> NDArray[np.uint64]:
 
 
 class Network(ctypes.Structure):
-    """`Network` of columns.c: a permutation of [0, n). It is unused if n is 0."""
+    """`Network` of columns.c: a permutation of [0, n). Unused if n is 0."""
 
     _fields_ = (
         ("n", ctypes.c_uint64),
@@ -241,24 +242,24 @@ class Network(ctypes.Structure):
 
 
 class EpochOrder(ctypes.Structure):
-    """`Order` of columns.c: everything that determines the order of one epoch. It does not change once it is made.
+    """`Order` of columns.c: the parameters of one epoch's order. Never changed once it is built.
 
-    The padded positions at block position b start at b · `block_rows`.
+    The padded positions of block position b begin at b · `block_rows`.
 
     Attributes:
       kind: as stored (0), shuffled (1), blocked (2), or a mixture (3).
       n: the number of rows in the epoch.
       table: if shuffled with few rows, the whole permutation; else NULL.
-      rows: if shuffled, the permutation of all rows; if blocked, that of each window that is not `irregular`.
+      rows: if shuffled, the permutation of all rows; if blocked, the permutation inside each regular window.
       block_table, blocks: the permutation of the full blocks, as a table if they are few, and as a network.
-      irregular, irregular_window: permutation and number of each window with fewer rows than others: the one with
-        the short block, and the last one.
-      window_keys: they make the tweak of each window, a number that selects its permutation.
+      irregular, irregular_window: permutations and numbers of the windows with fewer rows: the window with the
+        short block, and the last window.
+      window_keys: the keys of the tweaks. A tweak is a number that selects the permutation inside a window.
       block_rows: rows of a full block.
       full: the number of full blocks.
       window: blocks in a window; the last window may have fewer.
       short_block: the block position of the short block; unused if no block is short.
-      lacking: rows by which the short block is shorter than a full one.
+      lacking: by how many rows the short block is shorter than a full one.
       mixed: for a mixture, see `order/mixture.py`.
     """
 
@@ -313,7 +314,7 @@ class EpochOrder(ctypes.Structure):
     def _moved_in_windows(self, padded: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """The padded positions, each moved inside its window.
 
-        A window's tweak is drawn by multiply-shift, so the tweaks of any two windows below 2³² are independent
+        A window's tweak is computed by multiply-shift, so the tweaks of any two windows below 2³² are independent
         (Dietzfelbinger, "Universal hashing and k-wise independent random variables via integer arithmetic without
         primes", STACS 1996).
         """
@@ -330,7 +331,7 @@ class EpochOrder(ctypes.Structure):
         return window * span + moved.view(np.uint64)
 
     def _blocks_at(self, block_positions: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The block at each block position: the short block at its own, the full blocks permuted at the others."""
+        """The number of the block at each block position."""
         keys = self.blocks.key_words
         if not self.lacking:
             return permuted(self.full, keys, block_positions)
@@ -377,7 +378,7 @@ def _set_blocks(struct: EpochOrder, blocks: Blocks, keys: Sequence[np.uint64]) -
 
 
 def _irregular_windows(struct: EpochOrder) -> list[tuple[int, int]]:
-    """For each window with fewer rows than `struct.rows` permutes, its number and its number of rows."""
+    """(number, rows) of each window that has fewer rows than `struct.rows` permutes."""
     window, count = struct.window, struct.full + bool(struct.lacking)
     found = []
     for number in sorted({(count - 1) // window, *([struct.short_block // window] if struct.lacking else [])}):

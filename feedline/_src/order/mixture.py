@@ -1,16 +1,17 @@
-"""Which row of which source stands at which position of a mixture: a pure function of (seed, epoch, position).
+"""Computes which row is at which position of a mixture, as a pure function of (seed, epoch, position).
 
-Row number c of a source, counted over all epochs of the mixture, is at position (c mod length) of epoch (c div
-length) in that source's order.
+Let c be the number of rows that were taken from a source before, over all epochs of the mixture. Then the source's
+next row is the one at position c mod length of epoch c div length, in the source's own order.
 
-*Shares.* Positions are divided into *blocks*, which all hold the same number of rows of each source, at the same
-places. So a division and a table of places give the source at a position, and how many of its rows precede it.
+*Shares.* Positions are divided into *blocks* of the same size. A *place* is an offset in a block, and each place
+has the same source in all blocks. So one division and one look-up in a table give the source at a position, and how
+many rows of this source precede the position.
 
 Rows get places as in Tijdeman, "The chairman assignment problem" (Discrete Mathematics 32, 1980). The share of
-source i is counts[i] ÷ the rows of a block. Row r of source i (r ≥ 0) may get place n (n ≥ 1) once
-share · n ≥ r + δ, and must get a place while share · n ≤ r + 1 − δ. Each place goes to the row with the earliest
-deadline among the rows that may get it. With k sources and δ = 1 / (2k − 2), no deadline is missed, so for all i
-and n
+source i is counts[i] ÷ the rows of a block. Row r of source i (r ≥ 0) may get the n-th place (n ≥ 1) from
+share · n ≥ r + δ on; its deadline is the last n with share · n ≤ r + 1 − δ. Each place goes to the row with the
+earliest deadline among the rows that may get it. With k sources and δ = 1 / (2k − 2), no row misses its deadline,
+so for all i and n
 
     |rows of source i at the first n places − share · n| ≤ 1 − δ.
 
@@ -19,7 +20,7 @@ rows of each source differ from share · m by at most 2 − 2δ: by one row with
 with more sources.
 
 With three or more sources, a bound below one row for every window is impossible, except for special shares. If all
-shares differ, only shares like 4 : 2 : 1 allow it (Fraenkel's conjecture; proven for up to seven sources).
+shares differ, they must be like 4 : 2 : 1 (Fraenkel's conjecture, which is proven for up to seven sources).
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ from feedline._src.order.schedule import ENDLESS
 End = Literal["endless", "first_exhausted", "all_exhausted"]
 Indices = NDArray[np.int64]
 _MIXED = 3  # the kind of an `EpochOrder`
-_MAX_EPOCHS = 64  # in one C call, over all sources
+_MAX_EPOCHS = 64  # of all sources, in one C call
 _MAX_STRUCTS = 16  # in the cache
 LARGEST_BLOCK = 1 << 16
-"""Maximum rows of a block: shares are exact, or wrong by less than one row in this many."""
+"""Maximum rows of a block. Shares are exact, or off by less than one row in this many."""
 _TABLE_PLACES = 1 << 14
 """A table repeats a small block up to this many places, so that most stretches of positions lie in one table."""
 
@@ -87,7 +88,7 @@ def counts_of(weights: Mapping[str, float]) -> tuple[int, ...]:
     shares = [weight / sum(exact) for weight in exact]
     near = [share.limit_denominator(LARGEST_BLOCK) for share in shares]
     block = int(np.lcm.reduce([share.denominator for share in near], dtype=object))
-    alike = all(  # no share above 0 is like 0
+    alike = all(  # a share above 0 is not rounded to 0
         abs(a - b) < Fraction(1, 10**12) and (a == 0) == (b == 0) for a, b in zip(shares, near, strict=True)
     )
     if alike and sum(near) == 1 and block <= LARGEST_BLOCK:
@@ -115,7 +116,7 @@ def arranged(counts: Sequence[int]) -> list[int]:
     total = sum(counts)
     margin = max(1, 2 * sum(count > 0 for count in counts) - 2)  # 1 / δ
     common = math.lcm(*filter(None, counts))
-    # each row as (the first place that may have it, its deadline times margin · common ÷ total, its source)
+    # for each row: (its first possible place, its deadline times margin · common ÷ total, its source)
     waiting = sorted(
         (-(-(row * margin + 1) * total // (count * margin)), ((row + 1) * margin - 1) * (common // count), i)
         for i, count in enumerate(counts)
@@ -189,7 +190,7 @@ class Span(NamedTuple):
 
     @property
     def table(self) -> Table:
-        """The phase's table, looked up each time: a mixture may have many phases, most of which are over."""
+        """The phase's table. It is not stored, since a mixture may have many phases, and most of them are over."""
         return table_of(self.counts)
 
     def taken(self, position: int) -> tuple[int, ...]:
@@ -254,7 +255,7 @@ class _Mixed(ctypes.Structure):
 
 @dataclasses.dataclass(frozen=True)
 class MixtureOrder:
-    """Which row stands at which position of a mixture. Row indices count all rows, one source after the other.
+    """The order of a mixture. Row indices number the rows of all sources, one source after the other.
 
     Attributes:
       names: the names of the sources.
@@ -265,7 +266,7 @@ class MixtureOrder:
       seed: the seed of a transform's keys, and of the substitutes for bad rows.
 
     Raises:
-      ValueError: `end` is "all_exhausted", and a source is never exhausted.
+      ValueError: `end` is unknown; or it is "all_exhausted", and a source is never exhausted.
 
     Example:
       >>> order = MixtureOrder(("a", "b"), (4, 3), (Order(shuffle=False),) * 2, (Phase(0, (2, 1)),))
@@ -332,7 +333,7 @@ class MixtureOrder:
         return rows
 
     def struct(self, epoch: int, positions: Positions) -> EpochOrder | None:
-        """What the C library needs for these positions; None if NumPy must compute the rows.
+        """The parameters for the C library at these positions; None if NumPy must compute the rows.
 
         NumPy computes positions that lie in several phases, and rows from very many epochs of the sources.
         """
@@ -359,7 +360,7 @@ class MixtureOrder:
         return struct
 
     def _new_struct(self, span: Span, before: Sequence[int], epochs: Sequence[range]) -> EpochOrder:
-        """The struct for positions of a span in which these epochs of each source occur."""
+        """The struct for positions of a span that contain rows of these epochs of each source."""
         table, pointed_to, sources = span.table, list[Any](), []
         for source, (order, length) in enumerate(zip(self.orders, self.lengths, strict=True)):
             own, step = epochs[source], len(table.of_source[source])
@@ -381,11 +382,11 @@ class MixtureOrder:
     def _structs(self) -> dict[Any, EpochOrder]:
         return {}
 
-    def __reduce__(self) -> Any:  # leaves out cached values, which have pointers
+    def __reduce__(self) -> Any:  # leaves out cached values, which contain pointers
         return MixtureOrder, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
     def own_positions(self, epochs: Indices, positions: Indices) -> tuple[Indices, Indices]:
-        """Where each (epoch, position) of the mixture lies in its source's own order: (epochs, positions)."""
+        """Map epochs and positions of the mixture to epochs and positions in the sources' own orders."""
         counters, lengths = np.empty_like(positions), np.empty_like(positions)
         for epoch in np.unique(epochs).tolist():
             here = epochs == epoch
@@ -394,7 +395,7 @@ class MixtureOrder:
         return counters // lengths, counters % lengths
 
     def _exhausted_at(self, source: int) -> int:
-        """The first position with all rows of a source before it; `ENDLESS` if there is none."""
+        """The first position at which all rows of a source have been taken; `ENDLESS` if there is none."""
         length = self.lengths[source]
         span = self._spans[bisect.bisect_left(self._spans, length, key=lambda span: span.before[source]) - 1]
         places = span.table.of_source[source]
@@ -419,7 +420,7 @@ class MixtureOrder:
         )
 
     def substitutes(self, epoch: int, position: int, row: int) -> Indices:
-        """Rows of the bad row's source, so that the shares stay as they are."""
+        """Rows of the bad row's own source, so that the shares are kept."""
         source = bisect.bisect_right(self.firsts, row) - 1
         return substitutes_at(self.seed, self.lengths[source], epoch, position) + self.firsts[source]
 
@@ -440,7 +441,7 @@ class MixtureOrder:
         return spans_of(self.phases)
 
     def _bounds(self, positions: Positions) -> tuple[int, int]:
-        """The lowest and the highest of some positions. Raises IndexError if one is outside of the epoch."""
+        """The lowest and the highest of some positions. IndexError: a position is outside of the epoch."""
         if isinstance(positions, range):
             first, last = positions[0], positions[-1]
         else:
@@ -469,7 +470,7 @@ class MixtureOrder:
         return tuple(epoch * count for count in of_epoch)
 
     def _counters(self, epoch: int, positions: Indices) -> tuple[NDArray[np.int32], Indices]:
-        """For each of these positions: its source, and how many rows of it come before, over all epochs."""
+        """For each position: its source, and how many rows of this source come before, over all epochs."""
         sources, counters = np.empty(len(positions), np.int32), np.empty(len(positions), np.int64)
         if len(positions):
             before = np.array(self._before(epoch))

@@ -1,6 +1,6 @@
-"""Compares two fingerprints by what determined the rows delivered so far.
+"""Compares two fingerprints, but only in what determined the rows delivered so far.
 
-What determines later rows may differ: the weights of a mixture's later phases, and the batch sizes of later steps.
+The weights of a mixture's later phases may differ, and so may the batch sizes of later steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def common(
     if all(_phases(each, "batch_sizes") for each in both):
         for each in both:
             each["order"] = {**each["order"], "batch_sizes": _begun(each["order"]["batch_sizes"], step)}
-    else:  # a constant batch size may change at each restore, so it does not describe the past
+    else:  # a constant batch size may change at each resume, so it does not describe the past
         for each in both:
             if isinstance(each.get("order"), Mapping):
                 each["order"] = {key: value for key, value in each["order"].items() if key != "batch_sizes"}
@@ -60,7 +60,7 @@ def remedy(saved: Any, own: Any, cursor: Cursor) -> str | None:
 
 
 def phases_of_state(order: Any) -> dict[int, dict[str, Any]]:
-    """{position: a mixture's weights from that position on}, from a fingerprint's order; empty if it has none."""
+    """{start of a phase: its weights} of a mixture, from a fingerprint's order; empty without a mixture."""
     return dict(order["phases"]) if _phases({"order": order}, "phases") else {}
 
 

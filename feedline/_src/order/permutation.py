@@ -11,18 +11,19 @@ finite domains", CT-RSA 2002). Index p is the cell (l, r) = (p div b, p mod b); 
     r ← r xor F₁(l),    l ← l + F₂(r) mod a,    r ← r xor F₃(l),    …
 
 and the last cell gives the result l·b + r. Each round is invertible whatever F is, so the rounds are a bijection
-of the grid. A result that is not below n goes through the network again ("cycle walking"). Walking along the
-cycles of a bijection, and skipping some of its points, gives a bijection of the other points: of [0, n).
+of the grid. A result of n or more goes through the network again ("cycle walking"). The outcome is a bijection of
+[0, n), because skipping points on the cycles of a bijection leaves a bijection of the other points.
 
-F(x) begins with y = x·m + c, with m (odd) and c from a key. The first half of MurmurHash3's finaliser (Appleby
-2011) follows: y ← y xor y/2¹⁶ and y ← y·0x85EBCA6B, all mod 2³². F uses the top bits of y. A random c makes y
-uniform. Without the xor, F would be nearly linear, which adjacent indices would show: after five rounds at any n,
-after seven at n = 2⁶².
+F(x) begins with y = x·m + c, where m (odd) and c come from a key. Then follows the first half of MurmurHash3's
+finaliser (Appleby 2011): y ← y xor y/2¹⁶ and y ← y·0x85EBCA6B, all mod 2³². F uses the top bits of y. A random c
+makes y uniform. Without the xor, F would be nearly linear, and adjacent indices would show this: after five rounds
+for any n, after seven rounds for n = 2⁶².
 
-*Why seven rounds.* Take two indices with the same r. The difference of their l is preserved only as long as their
-r stay equal. So after 2k + 1 rounds, it is preserved with probability 1/a + 1/b^k; in a random permutation, with
-1/a. The same holds for the r of two indices with the same l. After three rounds, this happens twice as often as it
-should. With five rounds, it takes fifty whole epochs to detect the excess; with seven, 50 n epochs.
+*Why seven rounds.* Take two indices with the same r. A round with F(r) preserves the difference of their l only if
+their r are still equal. So 2k + 1 rounds preserve the difference with probability 1/a + 1/b^k, and a random
+permutation with probability 1/a. The same holds for the r of two indices with the same l. With three rounds,
+differences are preserved twice as often as they should be. With five rounds, fifty whole epochs are needed to
+detect the excess; with seven rounds, 50 n epochs.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def permuted(n: int, keys: Sequence[np.uint64], indices: NDArray[np.uint64]) -> 
 
 @functools.lru_cache(maxsize=64)
 def explicit(n: int, first_key: np.uint64, second_key: np.uint64) -> NDArray[np.int64]:
-    """int64[n], read-only: the whole permutation, for small n. Any sort gives it, as hashes are distinct."""
+    """int64[n], read-only: the whole permutation, for small n. Any sort gives the same, as hashes are distinct."""
     numbers = np.argsort(hashed(np.arange(n, dtype=np.uint64), (first_key, second_key))).astype(np.int64)
     numbers.flags.writeable = False
     return numbers
@@ -81,7 +82,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def grid(n: int) -> tuple[int, int]:
-    """(a, k): a grid of a rows and 2^k columns, which has at least n and fewer than n + 2^k cells.
+    """(a, k): a grid of a rows and 2^k columns, with at least n and fewer than n + 2^k cells.
 
     The sides differ by a factor of at most two, so at most one index in √n needs cycle walking.
 
@@ -127,7 +128,7 @@ def _cells(
 
 
 def _hashed_half(x: NDArray[np.uint32], key: int, tweaks: NDArray[np.uint32] | None) -> NDArray[np.uint32]:
-    """y of the module's docstring. m and c are the low and the high half of the key."""
+    """The y of the module's docstring. m and c are the low and the high half of the key."""
     y = x * np.uint32(key & 0xFFFFFFFF | 1) + np.uint32(key >> 32)
     if tweaks is not None:
         y += tweaks

@@ -1,9 +1,9 @@
-"""Which positions each batch of a feed holds, as pure arithmetic over batch size, remainder and epochs.
+"""Computes the positions of each batch, as pure arithmetic over batch size, remainder and epochs.
 
-A *cursor* is (epoch, position): where the next row comes from. A position is 0 to n, the number of rows. A cursor
-stored in a checkpoint is not normalised: after the last row of an epoch its position is n, not 0 of the next
-epoch. The next batch decides, with its own batch size, whether that epoch is over. Padding has no position: no
-feed reaches a position beyond n, whatever its batch size and remainder.
+A *cursor* is (epoch, position): where the next row comes from. A position is at most n, the number of rows. A
+cursor in a checkpoint is not normalised: after the last row of an epoch its position is n, not 0 of the next epoch.
+The next batch decides, with its own batch size, whether that epoch is over. Padding has no positions of its own, so
+no batch size and no remainder leads to a position beyond n.
 
 A *pass* is `epochs` epochs; pass i covers the epochs [i·epochs, (i+1)·epochs). An endless feed is a single pass
 without an end.
@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 Remainder = Literal["drop", "pad", "wrap"]
 BatchSizes = Sequence[tuple[int, int]]
-"""(first step, batch size) for each size: from that step on, batches have that size. Steps ascend, from 0 on."""
+"""(first step, batch size) for each size: from that step on, batches have that size. Steps ascend from 0."""
 REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "wrap")
 ENDLESS = (1 << 63) - 1
 """The number of batches of a pass without an end, as in Grain's `repeat`."""
@@ -50,7 +50,7 @@ class BatchPositions:
         return BatchPositions(self.epoch[here], self.position[here], self.valid[here])
 
     def stretches(self) -> Iterator[tuple[int, slice]]:
-        """(epoch, rows) of adjacent stretches of rows, each in one epoch and with ascending positions."""
+        """Yields (epoch, rows) for each stretch of rows in one epoch with ascending positions."""
         count = len(self.epoch)
         changes = np.flatnonzero((np.diff(self.epoch) != 0) | (np.diff(self.position) < 0)) + 1
         for start, stop in itertools.pairwise([0, *changes, count] if count else ()):
@@ -125,12 +125,12 @@ class Schedule:
         end = start.position + self.batch_size
         if self.remainder != "wrap":
             return Cursor(start.epoch, min(end, self.rows))  # "pad" repeats rows beyond the end
-        beyond = (end - 1) // self.rows  # in which epoch the last row is: at its end, the position is n, not 0
+        beyond = (end - 1) // self.rows  # epoch of the last row; at its end, the position is n, not 0
         return Cursor(start.epoch + beyond, end - beyond * self.rows)
 
     def positions(self, start: Cursor, offsets: npt.NDArray[np.int64]) -> BatchPositions:
-        """Epochs and positions of the rows `offsets`, ascending, of the batch that starts at `start`."""
-        # computes no sum of two positions, which would overflow with n near 2^63
+        """Epochs and positions of the rows at these ascending offsets in the batch that starts at `start`."""
+        # avoids sums of two positions, which would overflow if n is near 2^63
         beyond = (offsets - (self.rows - start.position)) // self.rows + 1
         position = offsets + (start.position - beyond * self.rows)
         wraps = self.remainder == "wrap"
@@ -162,7 +162,7 @@ class Schedule:
         return min(self.batch_size, left) if self.remainder == "pad" else self.batch_size
 
     def dropped_rows(self, before: Cursor, start: Cursor | None) -> int:
-        """How many rows are dropped between `before` and `start`, the next batch; None: there is no next batch."""
+        """How many rows are dropped from `before` to `start`, the next batch; None: there is no next batch."""
         if self.remainder == "pad":
             return 0
         left = self.rows - before.position
