@@ -1,19 +1,19 @@
 """Computes which row is at which position of an epoch, as a pure function of (seed, epoch, position).
 
 `rows_at` is a keyed permutation of the rows, so every process computes any part of any epoch's order by itself, in
-O(1) memory: see `permutation`. An `EpochOrder` contains the parameters of one epoch's order, from which C and NumPy
-compute the same rows. `keys_at` returns a random number for each position, `substitutes_at` the rows that may
-replace a bad row.
+O(1) memory: see `permutation`. An `EpochOrder` contains the parameters of one epoch's order, from which C and
+NumPy compute the same rows. `keys_at` returns a random number for each position, `substitutes_at` the rows that
+may replace a bad row.
 
 *The blocked order* shuffles blocks of adjacent rows, then the rows inside each window of blocks. *Block positions*
-number the blocks of an epoch in their shuffled order. Window w consists of the block positions w·window to
-(w + 1)·window − 1. A permutation keyed by (seed, epoch, w) shuffles the positions inside window w. Division of a
-shuffled position yields a block position and an offset in the block, and so the row, in O(1) memory.
+number the blocks of an epoch in their shuffled order. Window w consists of the block positions from w·window to
+(w + 1)·window − 1. A permutation keyed by (seed, epoch, w) shuffles the positions inside window w. Divided by the
+rows of a block, a shuffled position gives a block position and an offset in the block, and so the row.
 
 *The short block.* If `Blocks.rows` does not divide n, the source's last block is short, and all rows after it in
 the epoch have lower positions than after a full block. So no row can be computed until the block position of the
-short block is known. With a permutation of all blocks, this would require the inverse permutation. Instead, the
-block position of the short block is drawn first, and a permutation of the full blocks fills the other block
+short block is known. With a permutation of all blocks, finding it would require the inverse permutation. Instead,
+the block position of the short block is drawn first, and a permutation of the full blocks fills the other block
 positions, which gives the same distribution. Since the rows of a window are shuffled, only the window of the short
 block matters. The short block takes the last block position of its window, so that the window's positions have no
 gap.

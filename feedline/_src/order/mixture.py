@@ -4,8 +4,8 @@ Let c be the number of rows that were taken from a source before, over all epoch
 next row is the one at position c mod length of epoch c div length, in the source's own order.
 
 *Shares.* Positions are divided into *blocks* of the same size. A *place* is an offset in a block, and each place
-has the same source in all blocks. So one division and one look-up in a table give the source at a position, and how
-many rows of this source precede the position.
+has the same source in all blocks. So one division and one look-up in a table give the source at a position, and
+how many rows of this source precede the position.
 
 Rows get places as in Tijdeman, "The chairman assignment problem" (Discrete Mathematics 32, 1980). The share of
 source i is counts[i] ÷ the rows of a block. Row r of source i (r ≥ 0) may get the n-th place (n ≥ 1) from

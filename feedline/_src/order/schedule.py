@@ -1,9 +1,9 @@
 """Computes the positions of each batch, as pure arithmetic over batch size, remainder and epochs.
 
 A *cursor* is (epoch, position): where the next row comes from. A position is at most n, the number of rows. A
-cursor in a checkpoint is not normalised: after the last row of an epoch its position is n, not 0 of the next epoch.
-The next batch decides, with its own batch size, whether that epoch is over. Padding has no positions of its own, so
-no batch size and no remainder leads to a position beyond n.
+cursor in a checkpoint is not normalised: after the last row of an epoch its position is n, not 0 of the next
+epoch. The next batch decides, with its own batch size, whether that epoch is over. Padding has no positions of its
+own, so no batch size and no remainder leads to a position beyond n.
 
 A *pass* is `epochs` epochs; pass i covers the epochs [i·epochs, (i+1)·epochs). An endless feed is a single pass
 without an end.

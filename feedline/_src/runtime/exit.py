@@ -36,7 +36,7 @@ _open: weakref.WeakKeyDictionary[_Joinable, float] = weakref.WeakKeyDictionary()
 
 
 def stop_reads() -> None:
-    """From now on, long reads stop before their next piece."""
+    """From now on, make long reads stop before their next piece."""
     _exiting.set()
 
 
@@ -64,7 +64,7 @@ def close_at_exit(pipeline: _Joinable, *, workers: bool = False, devices: bool =
 @functools.cache
 def _register() -> None:
     # atexit is too late: it runs after the threads of executors are joined, which a stuck read delays for ever.
-    # Hooks of threading run earlier, the newest first. So this one runs before the join, a hook that
+    # Hooks of threading run earlier, the newest first. So this hook runs before the join, which is a hook that
     # concurrent.futures registered when it was imported above
     threading._register_atexit(_close_all)  # type: ignore[attr-defined]
     os.register_at_fork(after_in_child=_open.clear)  # pipelines and workers belong to the parent
@@ -74,7 +74,7 @@ def _close_all() -> None:
     stop_reads()
     pipelines: dict[_Joinable, float] | None = None
     while pipelines is None:
-        with contextlib.suppress(RuntimeError):  # another thread has added one
+        with contextlib.suppress(RuntimeError):  # another thread has added a pipeline
             pipelines = dict(_open)
     for pipeline in pipelines:
         with _logged():
@@ -101,7 +101,7 @@ def _join(pipeline: _Joinable, deadline: float, warn_at: float) -> None:
 
 @contextlib.contextmanager
 def _logged() -> Iterator[None]:
-    """Log an error of `close`, perhaps from the user's iterator, so that the other pipelines are closed, too."""
+    """Log an error, which a user's iterator may raise in `close`, so that the other pipelines are closed, too."""
     try:
         yield
     except Exception as error:  # noqa: BLE001
@@ -111,9 +111,9 @@ def _logged() -> Iterator[None]:
 def _forget_stuck_threads(deadline: float) -> None:
     """Let the interpreter exit although one of Grain's threads is stuck in a read.
 
-    `concurrent.futures` joins every executor thread at exit without a limit, daemon or not. This waits for each
-    thread until `deadline`, since most are only busy with a last batch. A thread that still runs when CPython
-    finalises is ended wherever it is, and the process aborts if that is inside C++ code.
+    `concurrent.futures` joins every executor thread at exit without a limit, daemon or not. This function waits
+    for Grain's threads until `deadline`, since most of them are only busy with a last batch. CPython ends a thread
+    that still runs while it finalises, and the process aborts if the thread is then inside C++ code.
     """
     joined: Any = getattr(concurrent.futures.thread, "_threads_queues", {})
     for thread in threading.enumerate():

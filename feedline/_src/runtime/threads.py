@@ -1,6 +1,6 @@
 """Rules for the threads of a feed: JAX's thread-local settings, annotations of a profile, no fork, one consumer.
 
-Annotations of `jax.profiler` show in XProf what feedline's threads do, beside the devices. Each is named
+Annotations of `jax.profiler` show in XProf what feedline's threads do, beside the devices. Their names are
 "feedline." plus the name of a span in a trace (`listen/trace.py`). Without a profile, `annotation` takes 0.3 µs.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NoReturn
 
 import jax
 
-# settings that change what JAX computes, or where; no transfer guards, and none that only adds checks or logs
+# settings that change what JAX computes, or where: not transfer guards, and not settings that add checks or logs
 _WANTED = (
     "enable_x64",
     "default_device",
@@ -27,17 +27,17 @@ _WANTED = (
 )
 
 
-# those that have both a context manager and a value in jax.config in this version of jax
+# the settings with both a context manager and a value in jax.config in this version of jax
 _NAMES = tuple(name for name in _WANTED if hasattr(jax, name) and hasattr(jax.config, f"jax_{name}"))
 _of_config = operator.attrgetter(*(f"jax_{name}" for name in _NAMES))
 
 
 @dataclasses.dataclass(frozen=True)
 class JaxSettings:
-    """JAX's settings on one thread, to be applied on others.
+    """JAX's settings on one thread, to be applied on other threads.
 
-    ``with jax.enable_x64(True):`` holds on one thread only, but a feed reads, transforms and places on others.
-    Without `JaxSettings`, batches of a feed that was built in such a context would be narrowed to 32 bits.
+    ``with jax.enable_x64(True):`` affects one thread only, but a feed reads, transforms and places on others.
+    Without `JaxSettings`, a feed that is built in this context would narrow its batches to 32 bits.
 
     Attributes:
       values: the value of each setting in `_NAMES`.
@@ -58,7 +58,7 @@ class JaxSettings:
         return cls(_values())
 
     def applied(self) -> contextlib.AbstractContextManager[None]:
-        """A context in which these settings hold on the calling thread. Takes 1 µs if they hold already."""
+        """A context in which the calling thread has these settings. Takes 1 µs if it has them already."""
         return contextlib.nullcontext() if _values() == self.values else self._entered()
 
     @contextlib.contextmanager
@@ -95,7 +95,7 @@ def annotation(stage: str, **metadata: int) -> contextlib.AbstractContextManager
 
 
 class Stopwatch:
-    """Measures consecutive stages of one thread: each `lap` returns their wall and processor time in seconds."""
+    """Measures the wall and processor time of consecutive stages of one thread: call `lap` after each stage."""
 
     __slots__ = ("_cpu", "_wall", "began")
 
@@ -117,7 +117,7 @@ def this_thread() -> str:
 
 
 class ProcessBound:
-    """Refuses to pickle or copy an iterator that holds threads and open files, and to use it in a forked process.
+    """Base of iterators with threads and open files. Refuses pickling, copying, and use in a forked process.
 
     Attributes:
       _name: the name of the iterator in error messages.

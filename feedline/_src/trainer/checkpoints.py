@@ -2,7 +2,7 @@
 
 A checkpoint is the folder `<directory>/<step>` with three items: `state`, the trainer's arrays; `feed`, the result
 of the feed's `get_state` after the batch of that step, as JSON; and `checksums` of both. Orbax has no checksums:
-it may restore a flipped bit as another weight. The files of a stream's lanes have their own.
+it may restore a flipped bit as another weight. The files of a stream's lanes contain checksums of their own.
 """
 
 from __future__ import annotations
@@ -106,8 +106,10 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 error.add_note(str(not_written))
 
     def restore(self, start: Callable[[], State]) -> State:
-        """Restore the newest checkpoint: set the feed's state, and return the trainer's with the shardings of
-        what `start`, a compiled function, returns. If there is no checkpoint, returns `start()`.
+        """Restore the newest checkpoint: set the feed's state, and return the trainer's state.
+
+        `start` is a compiled function, and the restored arrays get the shardings of its result. If there is no
+        checkpoint, the result is `start()`.
 
         Raises:
           ValueError: the checkpoint was made with other data or another model, or by another program. Or there is
@@ -151,7 +153,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         return restored
 
     def save(self, state: State) -> None:
-        """Start to save this step, unless it is saved. Waits until the previous save ends and `state` is copied.
+        """Start to save this step, unless it is saved already. Waits for the previous save and a copy of `state`.
 
         Raises:
           ValueError: the trainer and the feed are not at the same step.
@@ -197,7 +199,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
     @contextlib.contextmanager
     def _read_errors(self, folder: Path) -> Iterator[None]:
-        """Turn any error into a `FeedError` that says from which checkpoint training can continue."""
+        """Turn any error into a `FeedError` that names the checkpoint from which training can continue."""
         try:
             yield
         except Exception as error:
@@ -235,7 +237,7 @@ def _named(state: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _checksums(state: State, feed: dict[str, Any]) -> dict[str, int]:
-    """Checksums of the arrays by name, and of the feed's state without its lanes. The same on any topology."""
+    """Checksums of the arrays, by name, and of the feed's state without its lanes: the same on any topology."""
     sums = jax.device_get(_sums(jax.tree.leaves(state)))
     found = {name: int(number) for (name, _), number in zip(_named(state), sums, strict=True)}
     place = {key: feed[key] for key in feed if key not in ("lanes", "writers")}
@@ -280,10 +282,10 @@ def _check_same_arrays(folder: Path, saved: Any, like: State) -> None:
 
 @contextlib.contextmanager
 def _lock(directory: Path) -> Iterator[None]:
-    """Lock a directory for a `with` block: a second run would delete the first one's checkpoints.
+    """Lock a directory in a `with` block, since a second run would delete the checkpoints of the first run.
 
-    Makes the directory if there is none. The kernel releases the lock when the process ends, even by SIGKILL. A
-    lock on NFS was not tested.
+    Creates a missing directory. The kernel releases the lock when the process ends, even by SIGKILL. Locks on NFS
+    were not tested.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -320,7 +322,7 @@ def _lock(directory: Path) -> Iterator[None]:
 
 
 def _check_shared(directory: Path) -> None:
-    """Make sure that all processes see the lock of process 0: otherwise Orbax waits for files of other hosts."""
+    """Check that all processes see the lock of process 0; otherwise Orbax would wait for files of other hosts."""
     service = coordination()
     if service is None:
         return

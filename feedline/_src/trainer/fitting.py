@@ -106,12 +106,12 @@ def fit(
       loss: (parameters, batch) → (loss, metrics): the mean loss over the batch's rows, and a dict of other means
         over them, {} for none. It is compiled into the step. If the feed pads, leave out the rows where
         `batch["valid"]` is False. With mode "pmap", `loss` sees only the rows of one device, and the means of the
-        devices are averaged, weighted by valid rows: a loss that compares or weighs rows gives another result.
+        devices are averaged, weighted by valid rows. So a loss that compares or weighs rows gives another result.
       optimizer: an optax transformation.
       mode: "jit_single": one device. "jit_multi": one program over the mesh. "pmap": one program per device.
-      steps: training steps in all, including the steps of earlier runs in `checkpoint_dir`; if these runs reached
-        `steps`, `fit` trains no further. None: one pass over the feed. If the feed ends before `steps`, `fit`
-        logs a warning.
+      steps: the total number of training steps, including the steps of earlier runs in `checkpoint_dir`. If these
+        runs reached `steps`, `fit` trains no further. None: one pass over the feed. If the feed ends before
+        `steps`, `fit` logs a warning.
       seed: seed of the key for `init`.
       evaluation: a feed with `epochs=1` and `remainder="pad"`. Every `evaluate_every` steps the model is tested on
         one pass over it, and the metrics go into the history. `Fitted.evaluate` tests the last state.
@@ -231,7 +231,7 @@ def _tested(program: Program, params: Params, feed: Any) -> Evaluation:
 
 
 def _whole_pass(feed: Any) -> Batches:
-    """Move an evaluation feed to its first row, even if a pass was interrupted. ValueError: unsuitable options."""
+    """Move an evaluation feed to its first row, even after an interrupted pass. ValueError: unsuitable options."""
     epochs = getattr(feed, "epochs", 1)
     if epochs != 1:
         what = "would never end" if epochs is None else "counts each row several times"

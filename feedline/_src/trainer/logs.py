@@ -49,7 +49,7 @@ class _Log:
         """Write the values of a step. `done`: how many steps earlier runs had done."""
         try:
             if self._file is None or step <= self._step:
-                # if `close` or an error closed the file, a step after the last continues the run: keep its records
+                # a step after the last one continues a run whose file was closed: its records are kept
                 self._begin(values, done if step <= self._step else max(done, self._step))
             self._append(self._record(step, values))
         except OSError as error:
@@ -107,8 +107,8 @@ class CSVLog(_Log):
 
     Raises:
       TypeError: `path` is not a path.
-      ValueError: at the first report: the file exists and is not a log.
-      OSError: at a report: the file cannot be written. The error names the file, and earlier lines stay complete.
+      ValueError: the file exists and is not a log (raised at the first report).
+      OSError: the file cannot be written (raised at a report). The error names the file. Earlier lines stay.
 
     Example:
       >>> import tempfile
@@ -188,13 +188,13 @@ class TensorBoardLog(_Log):
 
     Args:
       folder: the folder. It is made if there is none.
-      feed: its metrics are written, too, at most once a second: accelerator utilisation, rates, times of the
+      feed: a feed whose metrics are written, too, at most once a second: accelerator utilisation, rates, times of
         stages. Their names begin with "feedline/"; docs/waiting.md lists them.
 
     Raises:
       TypeError: `folder` is not a path, or `feed` has no statistics.
       ImportError: tensorboardX is not installed.
-      OSError: at a report: the file cannot be written. The error names the folder.
+      OSError: the file cannot be written (raised at a report). The error names the folder.
 
     Example:
       >>> import tempfile
@@ -224,7 +224,7 @@ class TensorBoardLog(_Log):
     def write(self, step: int, values: Values) -> None:
         """Write values of a step, from your own loop.
 
-        The first call begins a run at its `step`: from this step on, TensorBoard hides what earlier files have.
+        The first call begins a run at its `step`: from this step on, TensorBoard hides events of earlier files.
 
         Args:
           step: larger than in the last call; otherwise a new run begins.
@@ -250,7 +250,7 @@ class TensorBoardLog(_Log):
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
         self._file = (self._path / name).open("xb", buffering=0)
         start = self._proto.event_pb2.SessionLog(status=self._proto.event_pb2.SessionLog.START)
-        # TensorBoard heeds SessionLog.START from this version on
+        # the lowest version whose SessionLog.START TensorBoard obeys
         begin = self._framed(file_version="brain.Event:2") + self._framed(step=done + 1, session_log=start)
         try:
             self._append(begin)

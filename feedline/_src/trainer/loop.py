@@ -19,8 +19,8 @@ from feedline._src.trainer.task import Batch, Params, State, all_finite, rows_in
 
 _IN_FLIGHT = 2
 """Maximum steps in flight when the loop asks for the next batch. Two hide dispatch. With many more, the devices
-would still have work while the loop waits in `next`, so that the wait would not show what input costs. The limit
-also bounds the number of batches in use."""
+would still have work while the loop waits in `next`, and the wait would not show what input costs. The limit also
+bounds the number of batches in use."""
 _STEPS_PER_COMPARISON = 100
 """Steps between two comparisons of the processes' positions; a comparison takes the training thread 0.6 ms."""
 _MAX_ROWS_SHOWN = 8
@@ -88,8 +88,8 @@ class Loop:
 
     Args:
       done: number of steps that earlier runs did.
-      feed: the feed that the batches come from. The processes are ended if their feeds are at different positions
-        at the same step. If a loss is not finite, the error names the rows.
+      feed: the feed that the batches come from. All processes end if their feeds are at different positions at the
+        same step. If a loss is not finite, the error names the rows.
 
     Attributes:
       dispatched: steps dispatched, counted over all runs. `progress` counts only finished steps.
@@ -121,7 +121,7 @@ class Loop:
             self._step_places.compare(done, self._feed.epoch, self._feed.position)
 
     def steps(self, state: State, batches: Iterable[Batch]) -> Iterator[State]:
-        """Yield each new state before asking for a batch. The next step donates that state. Call `end` last."""
+        """Yield each new state before asking for the next batch. The next step donates the state. Call `end` last."""
         batches, per_call = iter(batches), self._program.steps_per_call
         guard: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()  # tracing may transfer
         while True:
@@ -196,13 +196,13 @@ class Loop:
             self._report(self.progress)
 
     def _fetched(self) -> list[list[float]]:
-        """The metrics of each step since the last report. FeedError for the first loss that is not finite."""
+        """The metrics of each step since the last report. FeedError: a loss is not finite; names the first one."""
         calls = jax.device_get([call.metrics for call in self._unreported])
         steps = [step for call in calls for step in call.reshape(-1, call.shape[-1]).tolist()]
         for step, (loss, *_) in enumerate(steps, self.progress.step + 1 - len(steps)):
             if not math.isfinite(loss):
                 raise self._error(step, f"the loss is {loss} at step {step:,}, the first that is not finite")
-        del self._unreported[:-1]  # the next report shows only the last one
+        del self._unreported[:-1]  # the next report shows only the last call
         return steps
 
     def _compare_places(self, call: _Call | None, every: int = 1) -> None:
@@ -212,7 +212,7 @@ class Loop:
             self._step_places.compare(call.step, *call.place)
 
     def _error(self, step: int, message: str) -> FeedError:
-        """The error that ends training because of an unreported step. Names the step's rows if the feed can."""
+        """The error that ends training because of an unreported step. Names the step's rows, if known."""
         calls = [*self._unreported, self._last]
         call = next(call for call in calls if call is not None and call.step >= step)
         rows, (epoch, position) = "the rows", call.place or (None, None)
@@ -265,7 +265,7 @@ class Evaluation:
 def evaluate(program: Program, params: Params, batches: Iterable[Batch]) -> Evaluation:
     """Evaluate on all batches. Rows whose leaf `valid` is False are not counted: they pad the last batch.
 
-    Each batch is averaged on the devices. The host adds these averages, weighted by the batch's valid rows.
+    The devices average over each batch. The host averages over the batches, weighted by their valid rows.
     """
     total, sums = 0, [0.0] * len(program.metrics)
     for means, rows in _fetched(program.measure(params, batch) for batch in batches):
@@ -278,7 +278,7 @@ def evaluate(program: Program, params: Params, batches: Iterable[Batch]) -> Eval
 
 
 def _fetched(results: Iterable[Any]) -> Iterator[Any]:
-    """Results on the host. While one is fetched, two more are computed."""
+    """Yields results on the host. While it fetches one, the devices compute two more."""
     in_flight = collections.deque[Any]()
     for result in results:
         in_flight.append(result)

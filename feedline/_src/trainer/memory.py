@@ -19,12 +19,12 @@ from feedline._src.options import checked_integer
 OnGrowth = Literal["warn", "raise", "ignore"]
 _log = logging.getLogger("feedline")
 _SAMPLES = 10
-"""The watch looks for growth when it has this many samples, then each time it has twice as many. It then drops
-every second sample and doubles the interval, so it looks again when the steps since the warm-up have doubled."""
+"""The watch looks for growth at this many samples, and later at twice as many. There, it drops every second sample
+and doubles the interval. So it looks again whenever the steps since the warm-up have doubled."""
 _MIN_CORRELATION = 0.9
-"""A series counts as growing if it correlates at least this much with the steps; mere variation does not."""
+"""A series grows if its correlation with the steps is at least this high; mere variation has a lower one."""
 _NOISE = {"arrays": 0, "device": 1 << 20, "host": 16 << 20, "slabs": 0}
-"""What is watched, and how much each may grow in a sound loop, since allocators keep freed memory."""
+"""{what is watched: how much it may grow without a leak}. Allocators keep freed memory."""
 _HINTS = {
     "arrays": "Something refers to these arrays: a list, a closure, or a metric that is never fetched",
     "device": "Arrays of many shapes are kept, or arrays are kept only now and then",
@@ -35,7 +35,7 @@ _HINTS = {
 
 
 def held(feed: Any = None) -> dict[str, int]:
-    """What this process holds now, by name. Moves no data, and waits for nothing.
+    """What this process keeps in memory now, by name. Moves no data, and waits for nothing.
 
     "device 0": bytes in use on it; if the device does not count them, as on a CPU, the bytes of its live arrays
     (an array on several devices counts twice once its `addressable_shards` were used). "host": resident bytes;
@@ -87,12 +87,12 @@ class MemoryWatch:
     Call `after_step` at the end of each step, from the thread of the loop. A sample takes about 15 µs for each
     live array.
 
-    It reports arrays of one dtype and shape if at least one more is kept at each sample. It reports memory that
-    has grown since the warm-up by 1 MiB on a device or 16 MiB on the host. Arrays in a list that is rarely
+    Arrays of one dtype and shape are reported if each sample finds at least one more of them. Memory is reported
+    if it has grown since the warm-up by 1 MiB on a device, or 16 MiB on the host. Arrays in a list that is rarely
     emptied are reported, too, until the list is emptied for the first time after the warm-up.
 
     Args:
-      feed: its host buffers are counted, too.
+      feed: a feed whose host buffers are counted, too.
       every: steps from one sample to the next.
       warm_up: steps at the start, in which growth is normal: the loop compiles and prefetches.
       on_growth: "warn" logs a warning, "raise" raises a `FeedError`, "ignore" does neither: call `growths`.

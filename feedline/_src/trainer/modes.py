@@ -100,7 +100,7 @@ def compiled(
 ) -> Program:
     """The program of `task` on the devices of `spec`, the spec of a feed's batches.
 
-    With jit: one program for the mesh, which XLA partitions as the batch's sharding says.
+    With jit: one program for the mesh, which XLA partitions according to the batch's sharding.
 
     With pmap: one program on each device, with an explicit collective. The batch gets the leading axis that pmap
     maps: [B, ...] → [devices, B / devices, ...]. This moves no row to another device if the rows are split over
@@ -212,7 +212,7 @@ def _checked_arrays(params: Params) -> Params:
 
 
 def _check_valid(task: Task, params: Params, spec: Any) -> None:
-    """Refuse a `valid` that cannot be the mask of padding; warn if the loss ignores it, so that padding counts."""
+    """Refuse a `valid` that is no mask of the rows. Warn if the loss ignores it, because padding then counts."""
     if not isinstance(spec, Mapping) or "valid" not in spec:
         return
     valid, rows = spec["valid"], rows_in(spec)

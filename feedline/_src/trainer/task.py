@@ -31,7 +31,7 @@ class State(NamedTuple):
 
     params: Params
     optimizer: Any
-    step: jax.Array  # int32 [], steps done; the feed's state in a checkpoint must count as many
+    step: jax.Array  # int32 [], steps done: the same number as in the feed's state in a checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Task:
         return means, rows if self.axis is None else jax.lax.psum(rows, self.axis)
 
     def means(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        """The loss of a batch, and all means, float32 [len(names)]. TypeError: they are not scalars."""
+        """The loss of a batch, and all means, float32 [len(names)]. TypeError: a mean is not a scalar."""
         loss, metrics = self._computed(params, batch)
         return loss, jnp.stack([jnp.asarray(mean, jnp.float32) for mean in (loss, *metrics.values())])
 
@@ -127,7 +127,7 @@ def valid_rows(batch: Batch) -> jax.Array:
 
 
 def mean_of_valid(values: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
-    """The mean of `values`, one per row, [B], over a batch's rows that are not padding; 0 if all rows are padding.
+    """The mean of `values` [B], one per row, over the rows that are not padding; 0 if all rows are padding.
 
     Example:
       >>> batch = {"valid": jnp.array([True, True, False])}
