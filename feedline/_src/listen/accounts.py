@@ -1,7 +1,7 @@
 """Adds up what the batches of a feed cost, and keeps the times of the latest batches, by which the feed is judged.
 
-The training thread only appends one record per batch. Threads that place batches add up the records, and so does
-any thread that reads the numbers.
+The training thread only appends one record per batch. Threads that place batches, and threads that read the sums,
+add up the records.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LATEST = 256  # batches whose times are kept one by one
 _ADD_UP_EVERY = 16  # when this many records wait, a thread that places batches adds them up
 _MAX_RECORDS = 1 << 12  # the most records that wait to be added up; beyond that, the oldest are dropped
 _SAMPLES, _MIN_GLANCES = 64, 8  # the latest 64 GIL waits and `Glance`s are kept; a share needs 8 glances
-_PAUSE_FACTOR, _BATCHES_PER_PAUSE = 20, 50  # a pause: own time over 20 × its median, in at most 1 of 50 batches
+_PAUSE_FACTOR, _BATCHES_PER_PAUSE = 20, 50  # a pause: a `loop_s` over 20 × the median, in at most 1 of 50 batches
 Entry = BatchRecord | float
 """The record of a batch; or a break: the time when the loop ended or the feed moved."""
 
@@ -49,7 +49,6 @@ class BatchTimes(NamedTuple):
 
     @property
     def host_s(self) -> float:
-        """Time of transform and stage."""
         return self.transform_s + self.stage_s
 
     @property
@@ -79,7 +78,7 @@ class Accounts:
         self._before: float | None = None  # when the previous batch was taken; None after a break
         self._filling = ahead + 2  # how many of the next batches are not judged
         self._restarted_at = -math.inf
-        # for each glance in the loop's own time: (whether the devices were idle, the seconds of that own time)
+        # for each glance in the loop's own time: (whether the devices were idle, `loop_s` of the batch)
         self._idle: collections.deque[tuple[bool, float]] = collections.deque(maxlen=_SAMPLES)
         # for each glance in `next`: whether the devices computed
         self._computing: collections.deque[bool] = collections.deque(maxlen=_SAMPLES)
@@ -153,12 +152,11 @@ class Accounts:
         }
 
     def window(self, *, current: bool = False) -> Window | None:
-        """The latest batches, by which the feed is judged. None: the loop has not taken two without a break.
+        """The latest batches, by which the feed is judged; None if no two were taken without a break.
 
         The window contains the batches since the last `restarted`. If no two of them were taken without a break,
         it also contains earlier batches, unless `current` is true. A rare pause, such as an evaluation, counts as
-        the median of the loop's own times. Time in `next` while the devices still computed counts as the loop's
-        own.
+        a median time. Time in `next` while the devices still computed counts as the loop's own.
         """
         self._add_up()
         latest: Sequence[BatchTimes] = self._latest.copy()

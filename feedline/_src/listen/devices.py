@@ -63,7 +63,7 @@ class Glance(NamedTuple):
 
     Attributes:
       computes: whether arrays other than batches were being computed.
-      idle: whether the devices computed nothing: no arrays and, on CPU devices, no program without arrays.
+      idle: not `computes`, and on CPU devices also no compiled code was running.
       gil_wait_s: how long the glancing thread waited for the GIL.
     """
 
@@ -78,7 +78,7 @@ class StepWatch:
 
     While a step is computed, its results are arrays that are not ready and belong to no batch. If a glance finds
     no array of this kind, the devices are idle. As long as batches are placed, a thread glances, and passes each
-    `Glance` to `report`. The thread has only a weak reference to the watch, and ends when it is garbage collected.
+    `Glance` to `report`. The thread has only a weak reference to the watch, and ends when the watch is collected.
     """
 
     def __init__(self, report: Callable[[Glance], None]) -> None:
@@ -95,7 +95,7 @@ class StepWatch:
         """No-op: glances stop by themselves when the interpreter exits."""
 
     def join(self, timeout_s: float) -> str | None:
-        """Wait until the thread is outside jax; inside, it would abort the exit. Returns its name if it stays."""
+        """Wait until the thread is outside jax; inside, it would abort the exit. Returns its name on timeout."""
         if not self._glancing.acquire(timeout=timeout_s):
             return "feedline-glance"
         self._glancing.release()

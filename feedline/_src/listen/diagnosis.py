@@ -58,7 +58,7 @@ class Diagnosis:
         """The stalls "fetch", "preparation" and "transfer", as far as measured, in seconds per step."""
         found: dict[str, float] = {}
         for number, name in enumerate(_MEANING):
-            # the slowest later phase: all later phases do less work, so only noise makes the next one faster
+            # later phases do less work than the next one, so a slower one shows noise: subtract the slowest
             without_s = max(self.steps_s.get(phase, 0.0) for phase in PHASES[number + 1 :])
             if without_s and PHASES[number] in self.steps_s:
                 found[name] = max(0.0, self.steps_s[PHASES[number]] - without_s)
@@ -94,7 +94,7 @@ _JOIN_S = 30.0
 
 
 class DiagnosingPipeline:
-    """Returns batches in the four `PHASES`, and stores the mean time of a step in each phase in `diagnosis`.
+    """Delivers batches in the four `PHASES`, and stores the mean time of a step in each phase in `diagnosis`.
 
     It has the methods of a `Run`: one thread takes batches, and any thread may close it. Each phase that reads
     begins at the feed's cursor. `take` calls `over` after the last phase. ValueError: `steps` is too small.
@@ -130,7 +130,7 @@ class DiagnosingPipeline:
         self._run: Run[Placed] | None = None  # the pipeline of the current phase
         self._closed = False
         self._further_passes = 0  # loops begun after the last phase
-        self._ending: tuple[str, float] | None = None  # (phase of the last batch taken, measured since)
+        self._ending: tuple[str, float] | None = None  # (finished phase, start of its measurement)
         self._batches = self._of_all_phases()
 
     def start(self) -> None:
@@ -159,7 +159,7 @@ class DiagnosingPipeline:
         return None if self._run is None else self._run.join(timeout_s, reads=reads)
 
     def finish(self) -> None:
-        """Store a phase's time, if the latest batch was its last one. Called after the step of the batch."""
+        """If the latest batch was the last of a phase, store the phase's time. Called after the batch's step."""
         if self._ending is not None:
             (phase, since), self._ending = self._ending, None
             _wait_for_devices()
@@ -171,7 +171,7 @@ class DiagnosingPipeline:
         self._host = self._run = None
 
     def check_further_pass(self) -> None:
-        """Count a pass that the loop begins after the last phase. ValueError: there were 1,000 before."""
+        """Count a pass that the loop begins after the last phase. ValueError: more than 1,000."""
         self._further_passes += 1
         if self._further_passes > _FURTHER_PASSES:
             raise ValueError("the diagnosis is over, and gives no further batch; leave the context of diagnose")

@@ -113,7 +113,7 @@ class FeedListener(Accounts):
         return judge(how, [*processes.values()], () if self.tuner is None else tuple(self.tuner.history))
 
     def _circumstances(self, *, current: bool = False) -> Circumstances | None:
-        """The measurements, if `current` only with the settings in use. None: too few batches were delivered."""
+        """The measurements; None: too few batches were delivered. `current`: only with the present settings."""
         stages, tuner = self._stages, self.tuner
         if (window := self.window(current=current)) is None:
             return None

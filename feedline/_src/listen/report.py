@@ -31,7 +31,6 @@ class Change:
 
     @classmethod
     def of(cls, before: Settings, after: Settings, wait_share: float) -> Change:
-        """The change from `before` to `after`."""
         changed = [name for name in Settings._fields if getattr(before, name) != getattr(after, name)]
         if not (before.threads and after.threads):  # 0: workers or the caller read, as other settings show
             changed = [name for name in changed if name != "threads"]
@@ -186,8 +185,7 @@ class Report:
 def report_of(feed: object) -> Report | None:
     """The report of a feed; None: the object makes no reports, or the feed has delivered too few batches.
 
-    Takes about two milliseconds. Logs errors and never raises, because code that only observes must not end
-    training.
+    Takes about two milliseconds. Errors are only logged, because code that observes must not end training.
     """
     report: Callable[[], Report | None] = getattr(feed, "report", lambda: None)
     try:

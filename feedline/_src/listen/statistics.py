@@ -23,7 +23,6 @@ class Metric(NamedTuple):
     Attributes:
       name: the name in Prometheus. It ends with the unit: "seconds", "bytes", "ratio", or nothing for a plain
         number. The name of a counter ends with "_total" after the unit.
-      help: what it measures.
       label: the label that tells its values apart, such as "stage"; "": it has one value.
     """
 
@@ -66,10 +65,10 @@ class Statistics:
     except batches that were read before the loop began. None: not known, or not known yet.
 
     `rows` includes bad rows. `placed_bytes` counts ragged leaves at their largest length. `place_s` is the time in
-    JAX's calls; transfers continue after the calls. The host buffers of worker processes are not counted, and
-    neither is the processor time of Grain's own threads, which is unknown. `au`, 0 to 1, is batches × device time
-    of a step ÷ wall time. All time is device time, except the share `wait_share` and the part of the loop's own
-    time in which the devices were idle, once this part is known.
+    JAX's calls; transfers may take longer. The host buffers of worker processes are not counted, and neither is
+    the processor time of Grain's own threads, which is unknown. `au`, 0 to 1, is batches × device time of a step ÷
+    wall time. All time is device time, except the share `wait_share` and the part of the loop's own time in which
+    the devices were idle, once this part is known.
 
     `tokens` has one entry "all" or, for a mixture, one entry per source, by name. Only `feedline.Packed` and
     `feedline.Ragged` know their tokens. Rows that the remainder drops count once the epoch is over. A bad row that

@@ -110,7 +110,7 @@ class Tuner:
         """One search: yields settings to try; returns the `Circumstances` of the best ones, and the end time."""
         ended = best.window.ended
         tried = [best.settings]
-        in_vain: list[set[str]] = []  # sets of settings of `best` whose change was no gain
+        in_vain: list[set[str]] = []  # sets of settings whose joint change was no gain
 
         def may_try(settings: Settings) -> bool:
             useful = settings not in tried and {*Change.of(best.settings, settings, 0.0).then} not in in_vain

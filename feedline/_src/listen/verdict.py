@@ -46,7 +46,7 @@ class Circumstances:
 
     @property
     def reader(self) -> Literal["threads", "workers", "stream", "caller"]:
-        """What makes host batches."""
+        """Who reads: reading threads, worker processes, the thread of a stream, or the caller of `next`."""
         if not self.settings.prefetch:
             return "caller"
         return "stream" if self.stream else "workers" if self.settings.workers else "threads"
@@ -78,8 +78,7 @@ class Circumstances:
     def shares_gil(self) -> bool:
         """Whether the feed's threads take turns because their own Python code holds the GIL.
 
-        False if the wait for the GIL exceeds their processor time: then other threads hold the GIL, or processors
-        are busy.
+        False if they wait longer than they compute: then other threads hold the GIL, or processors are busy.
         """
         computes = self.window.mean("cpu_s") > max(_MIN_CPU_S, self.gil_wait_s)
         return self.reader == "threads" and self.gil_wait_s > _MAX_GIL_WAIT_S and computes
@@ -91,7 +90,6 @@ class Circumstances:
         return self.window.wait_s + gil_s
 
     def having(self, **settings: int) -> Circumstances:
-        """These circumstances with other settings."""
         return dataclasses.replace(self, settings=self.settings._replace(**settings))
 
 
@@ -111,7 +109,6 @@ class ProcessTimes(NamedTuple):
 
     @classmethod
     def of(cls, how: Circumstances) -> ProcessTimes:
-        """The times of this process."""
         stages_s, window = how.stages_s, how.window
         input_s = sum(stages_s.values()) / how.readers
         return cls(how.process, stages_s, input_s, window.wait_s / max(1e-12, window.period_s))
@@ -172,14 +169,13 @@ def straggler(processes: Sequence[ProcessTimes]) -> Straggler | None:
 
 
 def predicted_wait_s(now: Circumstances, then: Circumstances) -> float:
-    """Predict the mean wait for a batch in the circumstances `then`: the largest of three times.
+    """Predict the mean wait for a batch in the circumstances `then`: the largest of three waits. If batches are
+    read ahead, the loop's own time is subtracted from the first two.
 
-    If batches are made ahead, the loop's own time is subtracted from the first two.
-
-    - Readers make a batch every (make + place) ÷ readers, where at most `prefetch` batches are placed at a time.
-      Workers make a batch every max(make ÷ workers, place).
-    - Processors need a batch's processor time ÷ cores, or the whole processor time if Python code shares the GIL.
-    - A slow batch makes the loop wait once the batches ahead are used up.
+    - Readers: a batch is ready every (make + place) ÷ readers, where at most `prefetch` batches are placed at a
+      time; with workers, every max(make ÷ workers, place).
+    - Processors: a batch needs its processor time ÷ cores, or all of it if Python code shares the GIL.
+    - Uneven batches: a slow batch makes the loop wait once the batches ahead are used up.
     """
     window = now.window
     make_s = [batch.read_s + batch.host_s for batch in window.batches]

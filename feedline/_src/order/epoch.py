@@ -15,8 +15,7 @@ the epoch have lower positions than after a full block. So no row can be compute
 short block is known. With a permutation of all blocks, finding it would require the inverse permutation. Instead,
 the block position of the short block is drawn first, and a permutation of the full blocks fills the other block
 positions, which gives the same distribution. Since the rows of a window are shuffled, only the window of the short
-block matters. The short block takes the last block position of its window, so that the window's positions have no
-gap.
+block matters. The short block is the last block of its window, so that the window's positions have no gap.
 
 *Padded positions* count rows as if all blocks were full, so that division gives block position and offset.
 """
@@ -62,7 +61,7 @@ class RowOrder(Protocol):
         """int64[k]: the row index at each of these positions."""
 
     def struct(self, epoch: int, positions: Positions) -> EpochOrder | None:
-        """The parameters from which the C library computes the rows at these positions; None if it cannot."""
+        """The parameters from which C computes the rows at these positions; None: NumPy must compute them."""
 
     def substitutes(self, epoch: int, position: int, row: int) -> NDArray[np.int64]:
         """The rows to try, in this order, instead of the bad row at a position."""
@@ -155,7 +154,7 @@ def rows_at(order: Order, n: int, epoch: int, positions: NDArray[np.integer[Any]
 def keys_at(seed: int, epoch: int, positions: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
     """A random number for each position of an epoch, as a seed for augmenting its row.
 
-    It depends only on (seed, epoch, position), not on the number of rows, and is independent of the order.
+    The number depends only on (seed, epoch, position), not on the number of rows, and is independent of the order.
     Positions of one epoch never share a key.
 
     Args:

@@ -3,24 +3,23 @@
 Let c be the number of rows that were taken from a source before, over all epochs of the mixture. Then the source's
 next row is the one at position c mod length of epoch c div length, in the source's own order.
 
-*Shares.* Positions are divided into *blocks* of the same size. A *place* is an offset in a block, and each place
-has the same source in all blocks. So one division and one look-up in a table give the source at a position, and
-how many rows of this source precede the position.
+*Shares.* Positions are divided into *blocks*. A *place* is an offset in a block, and has the same source in all
+blocks. So a division and a table give the source at a position, and how many rows of this source precede it.
 
 Rows get places as in Tijdeman, "The chairman assignment problem" (Discrete Mathematics 32, 1980). The share of
-source i is counts[i] ÷ the rows of a block. Row r of source i (r ≥ 0) may get the n-th place (n ≥ 1) from
-share · n ≥ r + δ on; its deadline is the last n with share · n ≤ r + 1 − δ. Each place goes to the row with the
+source i is counts[i] ÷ the rows of a block. Row r of source i (r ≥ 0) may get the n-th place (n ≥ 1) if
+share · n ≥ r + δ. Its deadline is the last n with share · n ≤ r + 1 − δ. Each place goes to the row with the
 earliest deadline among the rows that may get it. With k sources and δ = 1 / (2k − 2), no row misses its deadline,
 so for all i and n
 
     |rows of source i at the first n places − share · n| ≤ 1 − δ.
 
-No smaller bound holds for all shares. A window of m places is the first n + m places without the first n. So its
-rows of each source differ from share · m by at most 2 − 2δ: by one row with two sources, by less than two rows
-with more sources.
+No smaller bound holds for all shares. A window of m places consists of the first n + m places except the first n.
+So its number of rows of each source differs from share · m by at most 2 − 2δ: by one row with two sources, by less
+than two rows with more sources.
 
-With three or more sources, a bound below one row for every window is impossible, except for special shares. If all
-shares differ, they must be like 4 : 2 : 1 (Fraenkel's conjecture, which is proven for up to seven sources).
+With three or more sources, only special shares allow a bound below one row for every window. If all shares differ,
+they must be like 4 : 2 : 1 (Fraenkel's conjecture, which is proven for up to seven sources).
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def counts_of(weights: Mapping[str, float]) -> tuple[int, ...]:
       weights: at least 0, one of them above 0. A float stands for the decimal number that it prints as.
 
     Raises:
-      ValueError: a share is so small that a block has no row of it.
+      ValueError: a share is too small for one row in a block.
 
     Example:
       >>> counts_of({"web": 0.7, "code": 0.2, "books": 0.1})
@@ -146,7 +145,6 @@ class Table(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of places."""
         return len(self.source)
 
 
@@ -333,9 +331,9 @@ class MixtureOrder:
         return rows
 
     def struct(self, epoch: int, positions: Positions) -> EpochOrder | None:
-        """The parameters for the C library at these positions; None if NumPy must compute the rows.
+        """The parameters from which C computes the rows at these positions; None: NumPy must compute them.
 
-        NumPy computes positions that lie in several phases, and rows from very many epochs of the sources.
+        NumPy computes positions that lie in several phases, and rows from more than 64 epochs of the sources.
         """
         if not len(positions):
             return None
@@ -360,7 +358,7 @@ class MixtureOrder:
         return struct
 
     def _new_struct(self, span: Span, before: Sequence[int], epochs: Sequence[range]) -> EpochOrder:
-        """The struct for positions of a span that contain rows of these epochs of each source."""
+        """The struct for positions of a span. `epochs`: for each source, its epochs that occur there."""
         table, pointed_to, sources = span.table, list[Any](), []
         for source, (order, length) in enumerate(zip(self.orders, self.lengths, strict=True)):
             own, step = epochs[source], len(table.of_source[source])
@@ -451,7 +449,7 @@ class MixtureOrder:
         return first, last
 
     def _spans_between(self, first: int, last: int) -> tuple[Span, ...]:
-        """The spans of the phases in which positions `first` to `last` lie."""
+        """The spans that contain the positions `first` to `last`."""
         numbers = [
             bisect.bisect_right(self.phases, position, key=lambda phase: phase.start) for position in (first, last)
         ]
@@ -481,7 +479,7 @@ class MixtureOrder:
         return sources, counters
 
     def _rows_of(self, source: int, counters: Indices) -> Indices:
-        """The row indices of rows of a source. `counters` are their numbers, counted over all epochs."""
+        """The row indices of rows of a source. `counters`: the numbers of the rows, counted over all epochs."""
         own = SingleOrder(self.orders[source], self.lengths[source])
         epochs, rows = np.divmod(counters, own.rows)
         cuts = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist(), len(counters)]

@@ -20,10 +20,10 @@ makes y uniform. Without the xor, F would be nearly linear, and adjacent indices
 for any n, after seven rounds for n = 2⁶².
 
 *Why seven rounds.* Take two indices with the same r. A round with F(r) preserves the difference of their l only if
-their r are still equal. So 2k + 1 rounds preserve the difference with probability 1/a + 1/b^k, and a random
-permutation with probability 1/a. The same holds for the r of two indices with the same l. With three rounds,
-differences are preserved twice as often as they should be. With five rounds, fifty whole epochs are needed to
-detect the excess; with seven rounds, 50 n epochs.
+their r are still equal. So 2k + 1 rounds preserve the difference with probability 1/a + 1/b^k, a random
+permutation with 1/a. The same holds for the r of two indices with the same l. Three rounds preserve differences
+twice as often as they should. With five rounds, only fifty whole epochs reveal the excess; with seven, 50 n
+epochs.
 """
 
 from __future__ import annotations

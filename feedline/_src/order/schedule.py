@@ -64,8 +64,8 @@ class Schedule:
     Attributes:
       rows: n, rows in the source.
       batch_size: B, rows in the global batch.
-      remainder: "drop": n // B batches per epoch. "pad": n / B, rounded up; position p ≥ n repeats position
-        p mod n of its epoch and is not valid. "wrap": batches continue across the ends of epochs.
+      remainder: "drop": n // B batches per epoch. "pad": n / B, rounded up; rows from position 0 on of the same
+        epoch fill the last batch and are not valid. "wrap": batches continue across the ends of epochs.
       epochs: the epochs of one pass; None if the feed is endless.
 
     Example:

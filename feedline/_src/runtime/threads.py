@@ -54,7 +54,6 @@ class JaxSettings:
 
     @classmethod
     def of_this_thread(cls) -> JaxSettings:
-        """The settings of the calling thread."""
         return cls(_values())
 
     def applied(self) -> contextlib.AbstractContextManager[None]:

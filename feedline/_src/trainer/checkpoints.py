@@ -106,10 +106,9 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 error.add_note(str(not_written))
 
     def restore(self, start: Callable[[], State]) -> State:
-        """Restore the newest checkpoint: set the feed's state, and return the trainer's state.
+        """Restore the newest checkpoint, or return `start()` if there is none.
 
-        `start` is a compiled function, and the restored arrays get the shardings of its result. If there is no
-        checkpoint, the result is `start()`.
+        Sets the feed's state, and returns the trainer's, with the shardings of the compiled function `start`.
 
         Raises:
           ValueError: the checkpoint was made with other data or another model, or by another program. Or there is
@@ -284,8 +283,7 @@ def _check_same_arrays(folder: Path, saved: Any, like: State) -> None:
 def _lock(directory: Path) -> Iterator[None]:
     """Lock a directory in a `with` block, since a second run would delete the checkpoints of the first run.
 
-    Creates a missing directory. The kernel releases the lock when the process ends, even by SIGKILL. Locks on NFS
-    were not tested.
+    Creates a missing directory. The kernel unlocks it when the process ends, even by SIGKILL. Not tested on NFS.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -315,7 +313,7 @@ def _lock(directory: Path) -> Iterator[None]:
             file.write(f"process {process} on {socket.gethostname()}, since {time.strftime('%F %T')}\n".encode())
         try:
             yield
-        finally:  # closing alone does not unlock it while a forked process has it open, too
+        finally:  # while a forked process has the file open, closing alone does not unlock it
             if os.getpid() == process:
                 with contextlib.suppress(OSError):
                     fcntl.flock(file, fcntl.LOCK_UN)

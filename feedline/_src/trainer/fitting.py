@@ -28,7 +28,7 @@ _log = logging.getLogger("feedline")
 
 
 class Batches(Protocol):
-    """What `fit` needs from a feed to train."""
+    """The part of a feed that `fit` needs."""
 
     @property
     def spec(self) -> Any:
@@ -101,7 +101,7 @@ def fit(
 
     Args:
       feed: a `feedline.Feed`, or anything else with `spec` that yields batches. Checkpoints need its `get_state`
-        and `set_state`. `fit` does not close it.
+        and `set_state`. `fit` does not close the feed.
       init: key → parameters. It is compiled, and gives the same bits on any topology.
       loss: (parameters, batch) → (loss, metrics): the mean loss over the batch's rows, and a dict of other means
         over them, {} for none. It is compiled into the step. If the feed pads, leave out the rows where

@@ -49,7 +49,7 @@ class _Log:
         """Write the values of a step. `done`: how many steps earlier runs had done."""
         try:
             if self._file is None or step <= self._step:
-                # a step after the last one continues a run whose file was closed: its records are kept
+                # a later step continues the run even after `close` or an error: keep the run's records
                 self._begin(values, done if step <= self._step else max(done, self._step))
             self._append(self._record(step, values))
         except OSError as error:
@@ -224,7 +224,7 @@ class TensorBoardLog(_Log):
     def write(self, step: int, values: Values) -> None:
         """Write values of a step, from your own loop.
 
-        The first call begins a run at its `step`: from this step on, TensorBoard hides events of earlier files.
+        The first call begins a run at its `step`. TensorBoard hides events of earlier files from this step on.
 
         Args:
           step: larger than in the last call; otherwise a new run begins.

@@ -121,7 +121,7 @@ class Loop:
             self._step_places.compare(done, self._feed.epoch, self._feed.position)
 
     def steps(self, state: State, batches: Iterable[Batch]) -> Iterator[State]:
-        """Yield each new state before asking for the next batch. The next step donates the state. Call `end` last."""
+        """Yield each new state before asking for a batch. The next step donates the state. Call `end` last."""
         batches, per_call = iter(batches), self._program.steps_per_call
         guard: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()  # tracing may transfer
         while True:
@@ -196,7 +196,7 @@ class Loop:
             self._report(self.progress)
 
     def _fetched(self) -> list[list[float]]:
-        """The metrics of each step since the last report. FeedError: a loss is not finite; names the first one."""
+        """The metrics of each step since the last report. FeedError: a loss is not finite; it names the first."""
         calls = jax.device_get([call.metrics for call in self._unreported])
         steps = [step for call in calls for step in call.reshape(-1, call.shape[-1]).tolist()]
         for step, (loss, *_) in enumerate(steps, self.progress.step + 1 - len(steps)):

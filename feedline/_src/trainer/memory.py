@@ -19,12 +19,12 @@ from feedline._src.options import checked_integer
 OnGrowth = Literal["warn", "raise", "ignore"]
 _log = logging.getLogger("feedline")
 _SAMPLES = 10
-"""The watch looks for growth at this many samples, and later at twice as many. There, it drops every second sample
-and doubles the interval. So it looks again whenever the steps since the warm-up have doubled."""
+"""The watch looks for growth at this many samples, and again at twice as many. Then it drops every second sample
+and doubles the interval, so the next look comes when the steps since the warm-up have doubled."""
 _MIN_CORRELATION = 0.9
 """A series grows if its correlation with the steps is at least this high; mere variation has a lower one."""
 _NOISE = {"arrays": 0, "device": 1 << 20, "host": 16 << 20, "slabs": 0}
-"""{what is watched: how much it may grow without a leak}. Allocators keep freed memory."""
+"""{what is watched: by how much it may grow without a leak}, since allocators keep freed memory."""
 _HINTS = {
     "arrays": "Something refers to these arrays: a list, a closure, or a metric that is never fetched",
     "device": "Arrays of many shapes are kept, or arrays are kept only now and then",

@@ -22,7 +22,7 @@ from feedline._src.trainer.task import Init, Loss, mean_of_valid
 
 class Sizes(NamedTuple):
     """The size of the MLP. It has (features + 1) × width + (layers − 1) × (width + 1) × width +
-    (width + 1) × classes parameters of four bytes. For each parameter, Adam has two more numbers."""
+    (width + 1) × classes parameters of four bytes. For each parameter, Adam keeps two more numbers."""
 
     features: int  # numbers in one image
     classes: int

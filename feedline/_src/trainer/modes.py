@@ -103,9 +103,9 @@ def compiled(
     With jit: one program for the mesh, which XLA partitions according to the batch's sharding.
 
     With pmap: one program on each device, with an explicit collective. The batch gets the leading axis that pmap
-    maps: [B, ...] → [devices, B / devices, ...]. This moves no row to another device if the rows are split over
-    all axes of the mesh, in the order of the axes. The state is not mapped; with several processes its arrays are
-    replicated over the devices of this process, not over the mesh.
+    maps: [B, ...] → [devices, B / devices, ...]. The reshape moves no row to another device if the rows are split
+    over all axes of the mesh, in the order of the axes. The state is not mapped; with several processes its arrays
+    are replicated over the devices of this process, not over the mesh.
     """
     _check_mode(mode)
     mesh = _mesh_of(spec)
