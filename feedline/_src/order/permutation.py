@@ -22,8 +22,7 @@ for any n, after seven rounds for n = 2⁶².
 *Why seven rounds.* Take two indices with the same r. A round with F(r) preserves the difference of their l only if
 their r are still equal. So 2k + 1 rounds preserve the difference with probability 1/a + 1/b^k, a random
 permutation with 1/a. The same holds for the r of two indices with the same l. Three rounds preserve differences
-twice as often as they should. With five rounds, only fifty whole epochs reveal the excess; with seven, 50 n
-epochs.
+twice as often as they should. With five rounds, only fifty whole epochs reveal the excess; with seven, 50 n.
 """
 
 from __future__ import annotations
