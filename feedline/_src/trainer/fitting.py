@@ -231,7 +231,7 @@ def _tested(program: Program, params: Params, feed: Any) -> Evaluation:
 
 
 def _whole_pass(feed: Any) -> Batches:
-    """Move an evaluation feed to its first row, even after an interrupted pass. ValueError: unsuitable options."""
+    """Move an evaluation feed to the start of its epoch, even within a pass. ValueError: unsuitable options."""
     epochs = getattr(feed, "epochs", 1)
     if epochs != 1:
         what = "would never end" if epochs is None else "counts each row several times"
