@@ -1,1 +1,1 @@
-"""What threads and processes must respect: thread-local settings of JAX, forks, and the interpreter's exit."""
+"""Rules for threads and processes: JAX's thread-local settings, forks, and the interpreter's exit."""

@@ -1,4 +1,4 @@
-"""What is trained, as pure functions without devices: initial state, one step, metrics of a batch.
+"""Training as pure functions without devices: the initial state, one step, and the metrics of a batch.
 
 A batch is a tree of arrays whose first axis counts the rows, as a feed delivers it. If it is a dict with the leaf
 `valid`, bool [B], the rows where `valid` is False are padding.
