@@ -7,7 +7,7 @@
     cli/      what subcommands share: help, progress, SOURCE and its options, Ctrl-C
     inspect/  what a feed will read and place, without devices
     audit/    whether a feed delivers the same rows on all layouts
-    doctor/   what keeps a machine, a feed or a running job from being fast
+    doctor/   what slows down a machine, a feed or a running job
     bench/    rows/s of a feed, and effects of the trainer's modes and practices, on this machine
     convert/  writes rows of any source as file shards of one format
     launch    starts one command as several processes on this machine

@@ -41,13 +41,13 @@ _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Launch:
     """Start a command as several JAX processes on this machine.
 
-    The command goes last, after --. In it, feedline.cluster.initialize() joins the processes:
+    The command goes last, after --. It calls feedline.cluster.initialize() to join the processes:
 
         feedline launch --processes 4 --cpu -- python train.py --steps 100
 
     Each line of output begins with the index of its process. If a process fails, the launcher ends the others,
     shows the last lines of the failed one again, and exits with its code, or with 128 + s if signal s killed it.
-    Ctrl-C and SIGTERM are forwarded; a second one kills at once. No process outlives the launcher.
+    Ctrl-C and SIGTERM are forwarded; a second one kills the processes. No process outlives the launcher.
 
     On several hosts, srun, mpirun, Kubernetes or PBS starts the processes. To print the command or file
     that starts them:
@@ -75,7 +75,7 @@ class Launch:
     """The command, after --."""
 
     def run(self) -> int:
-        """Returns the exit code. `ValueError`: an option is wrong, or the command cannot be run."""
+        """Launch or print. Returns the exit code. `ValueError`: an option is wrong, or the command cannot run."""
         if not self.command:
             raise ValueError("launch needs a command after --, found none; for example -- python train.py")
         checked_integer("--processes", self.processes, at_least=1)
@@ -121,7 +121,7 @@ def process_environments(
         **environ,
         "FEEDLINE_COORDINATOR": coordinator,
         "FEEDLINE_PROCESSES": str(processes),
-        "FEEDLINE_LOCAL_PROCESSES": str(processes),  # All share this host's cores.
+        "FEEDLINE_LOCAL_PROCESSES": str(processes),  # They share this host's cores.
     }
     gpus, share = list[str](), 0
     if cpu or environ.get("JAX_PLATFORMS") == "cpu":
@@ -151,9 +151,9 @@ def process_environments(
 
 @contextlib.contextmanager
 def reserved_port() -> Iterator[int]:
-    """A free port that the kernel gives to no other program while the block runs.
+    """Yield a free port that the kernel gives to no other program while the block runs.
 
-    It is bound with SO_REUSEPORT. jax's coordinator uses this option, too, and can therefore listen on the port.
+    The port is bound with SO_REUSEPORT. jax's coordinator uses this option, too, so it can listen on the port.
     """
     with socket.socket() as port:
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -162,10 +162,10 @@ def reserved_port() -> Iterator[int]:
 
 
 class Supervisor:
-    """Runs a command as a process for each environment, shows the output of these processes, and waits for them.
+    """Runs a command once for each environment, shows the output of the processes, and waits for them to end.
 
     Each output stream of a process is copied by its own thread; other threads wait for signals or for the end of
-    a process. All of them queue calls for the main thread, which alone makes decisions and signals processes.
+    a process. They all queue calls for the main thread. Only the main thread makes decisions and sends signals.
     While nobody reads the output, as in a pager, a process that writes more is blocked, but signals and deadlines
     still take effect. A signal that was ignored when the launcher started, as under nohup, is not forwarded.
     """
@@ -176,25 +176,25 @@ class Supervisor:
         self._stop_s = stop_s
         self._calls = queue.SimpleQueue[Callable[[], None]]()
         self._running: dict[int, subprocess.Popen[bytes]] = {}
-        self._codes: dict[int, int] = {}  # exit codes of ended processes, in the order in which they ended
+        self._codes: dict[int, int] = {}  # exit codes, in the order in which the processes ended
         self._copying = 0  # how many streams have not ended
         self._last = [deque[bytes](maxlen=_REMEMBERED_LINES) for _ in environments]
-        # {process: (the process that its output named last as failed or silent, whether it was silent)}
+        # {process p: (the process that p's output last named as failed or silent, whether it was silent)}
         self._blamed: dict[int, tuple[int, bool]] = {}
-        self._signals: list[signal.Signals] = []  # those that were forwarded
-        self._kill_at: float | None = None  # set once the processes have been asked to end
-        self._overdue = False  # whether processes were killed at that time
-        self._over, self._ends = os.pipe()  # once all processes have ended, the second end is closed
-        self._broken: dict[int, OSError] = {}  # why output cannot be written any more: {1 or 2: error}
+        self._signals: list[signal.Signals] = []  # the forwarded ones
+        self._kill_at: float | None = None  # the deadline, once the processes have been asked to end
+        self._overdue = False  # whether processes were killed at the deadline
+        self._over, self._ends = os.pipe()  # `_ends` is closed once all processes have ended, which wakes readers
+        self._broken: dict[int, OSError] = {}  # {1 or 2: why this output can no longer be written}
         out = threading.Lock()
         self._writing = {1: out, 2: out if os.path.sameopenfile(1, 2) else threading.Lock()}
 
     def run(self, command: Sequence[str]) -> int:
-        """Returns the exit code. Call it from the main thread.
+        """Run the command until all processes have ended, and return the exit code. Only for the main thread.
 
         ValueError: the command cannot be run. FeedError: the output cannot be written.
         """
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, the kernel forgets how a child ended
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, the kernel discards exit codes
         # Python runs handlers only once the main thread stops waiting, so a pipe reports signals to another thread
         caught, catching = os.pipe()
         os.set_blocking(catching, False)
@@ -209,7 +209,7 @@ class Supervisor:
                 return _without_output(next(iter(self._broken.values())))
             code, message = self._result()
             if message:
-                self._handle(lambda *_: os._exit(code))  # nobody may read, and this write blocks the main thread
+                self._handle(lambda *_: os._exit(code))  # the write below blocks while nobody reads
                 self._write(2, f"feedline launch: {message}\n".encode())
         return code
 
@@ -245,7 +245,7 @@ class Supervisor:
         self._calls.put(lambda: function(*arguments))
 
     def _make_calls(self) -> None:
-        """Execute calls until all processes have ended and their output is written, however late it is read."""
+        """Make the queued calls until all processes have ended and their output is written, however slowly."""
         while self._running or self._copying:
             timeout_s = None
             if self._running and self._kill_at is not None and not self._overdue:
@@ -257,7 +257,7 @@ class Supervisor:
                 self._signal(signal.SIGKILL)
 
     def _copy(self, index: int, target: int, pipe: IO[bytes] | None) -> None:
-        """In a thread: write the lines of one stream of a process. A line longer than 64 KiB is split."""
+        """Write the lines of one stream of a process; runs in a thread. Lines longer than 64 KiB are split."""
         assert pipe is not None, "Popen was asked for one"
         with pipe, io.BufferedReader(_PipeReader(pipe.fileno(), self._over)) as lines:
             while line := lines.readline(_MAX_LINE):
@@ -284,7 +284,7 @@ class Supervisor:
                     self._call(self._lose_output)
 
     def _lose_output(self) -> None:
-        """Kill the processes, unless they are ending: the Ctrl-C that they got may have ended `tee`, too."""
+        """Kill the processes, unless they were asked to end: then the same Ctrl-C may have ended `tee`."""
         if not self._asked_to_end():
             self._signal(signal.SIGKILL)
 
@@ -312,7 +312,7 @@ class Supervisor:
     def _forward(self, number: signal.Signals) -> None:
         if number not in _ENDING_SIGNALS:
             self._signal(number)
-        elif not self._running:  # stop now, since nobody reads the rest of the output
+        elif not self._running:  # only output that nobody reads is left
             os._exit(self._result()[0] or 128 + number)
         else:
             self._signal(signal.SIGKILL if self._asked_to_end() else number)
@@ -325,8 +325,8 @@ class Supervisor:
         if failed is None:
             return 0, ""
         other, silent = self._blamed.get(failed, (failed, False))
-        # The blamed process may be the cause although it ended later. Process 0 ends last, since it stores the
-        # messages of all processes. If a process is silent, jax aborts the others (SIGABRT).
+        # The process that the output blames may be the cause although it ended later: process 0, for example, ends
+        # last. A silent process is the cause only if jax has aborted the process that blames it (SIGABRT).
         if self._codes.get(other) and (not silent or self._codes[failed] == -signal.SIGABRT):
             failed = other
         code = self._codes[failed]
@@ -346,21 +346,21 @@ class Supervisor:
 
 
 class _PipeReader(io.RawIOBase):
-    """Reads a pipe until all its writers have closed it, or until `over` is closed.
+    """Reads a pipe until all its writers have closed it, or until the writing end of the pipe `over` is closed.
 
-    Then a daemon may still hold the pipe open, so the reader ends after the bytes that are in the pipe by then.
+    In the second case a daemon may still hold the first pipe open, so only the bytes already in it are read.
     """
 
     def __init__(self, pipe: int, over: int) -> None:
         self._pipe = pipe
         self._over = over
-        self._left: int | None = None  # how many bytes were still in the pipe when `over` had ended
+        self._left: int | None = None  # bytes still to read, once `over` has ended
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Wait for bytes, and read them. 0: the end."""
+        """Wait for bytes, and read them. Returns 0 at the end."""
         if self._left is None:
             poll = select.poll()
             poll.register(self._pipe, select.POLLIN)
@@ -375,7 +375,7 @@ class _PipeReader(io.RawIOBase):
 
 
 def _without_output(error: OSError) -> int:
-    """The exit code, if output could not be written and the processes were killed for that."""
+    """The exit code if the output was closed, as after SIGPIPE. `FeedError`: writing failed for another reason."""
     if isinstance(error, BrokenPipeError):
         return 128 + signal.SIGPIPE
     raise FeedError(

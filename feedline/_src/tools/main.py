@@ -30,7 +30,7 @@ COMMANDS = {
     "diagnose": "doctor.command:Diagnose",
     "doctor": "doctor.command:Doctor",
 }
-"""Module and class of each subcommand: a dataclass of its options, whose `run` returns the exit code."""
+"""Module and class of each subcommand. The class is a dataclass of options; its `run` returns the exit code."""
 _HELP = """usage: feedline COMMAND [-h] [OPTIONS]
 
 Keeps sharded accelerators fed. `feedline --version` prints the version.
@@ -41,7 +41,7 @@ _SIGNAL_BASE = 128  # plus the signal's number, as in a shell
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line; None: this process's own.
+    """Run the command line `argv`; None: this process's own command line.
 
     Returns:
       The exit code: 0; 1 after a FeedError; 2 if an argument is wrong; 3 and 4 after warnings and errors of the
@@ -57,8 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with interrupts_get_through(), contextlib.nullcontext() if heeds_signals else terminations_raise():
         code = _exit_code(arguments)
     if code:
-        # a normal exit would wait for threads that are stuck in a read, and in jax's shutdown barrier for the
-        # other processes, while these wait for this one
+        # a normal exit could hang: it waits for threads that are stuck in a read, and, in jax's shutdown barrier,
+        # for processes that wait for this one
         leave(code)
     return code
 
@@ -69,7 +69,7 @@ def _exit_code(arguments: list[str]) -> int:
         return 0
     try:
         return int(_parsed(arguments).run())
-    except EndedBySignal as end:  # no failure: all processes end like this, and wait for each other as usual
+    except EndedBySignal as end:  # not a failure: the exit waits for the other processes, as usual
         if str(end):
             say(printable(str(end)))
         sys.exit(_SIGNAL_BASE + end.number)
@@ -82,7 +82,7 @@ def _exit_code(arguments: list[str]) -> int:
 
 
 def _parsed(arguments: list[str]) -> Any:
-    """The subcommand with its options. For some, all arguments after the first `--` are a command."""
+    """The subcommand with its options. Its field `command`, if any, holds the arguments after the first `--`."""
     import tyro  # imported here, so that `_exit_code` handles a Ctrl-C during the import
 
     name = next((each for each in COMMANDS if arguments[: len(words := each.split())] == words), "")
@@ -104,7 +104,7 @@ def _loaded(name: str) -> Any:
 
 
 def _list_commands(arguments: list[str]) -> NoReturn:
-    """Print the help, for all commands or those that begin with the given word, and exit."""
+    """Print the help of all commands, or of those that begin with the given word, and exit."""
     asked = arguments[-1:] in (["-h"], ["--help"])
     name = " ".join(arguments[:2])
     if not asked:
@@ -116,7 +116,7 @@ def _list_commands(arguments: list[str]) -> NoReturn:
 
 
 def _report_failure(error: BaseException, code: int) -> int:
-    """Print the error in one line, and return the exit code. The run's other processes receive the error, too."""
+    """Print the error as one line, report it to the run's other processes, and return the exit code."""
     say(printable(" ".join(str(error).split()) or "interrupted"))
     abort(error)
     return code

@@ -19,9 +19,9 @@ from feedline._src.tools.cli.interrupt import interrupts_wait
 
 
 def map_in_processes(function: Callable[[Any], Any], items: Sequence[Any], workers: int) -> Generator[Any]:
-    """Results of spawned processes, each as soon as it is ready.
+    """Call the function on each item, in spawned processes. Yields each result as soon as it is ready.
 
-    The processes end when the iterator is closed, even within an item, or when this process ends, even by SIGKILL.
+    The processes end when the iterator is closed, even during a call, or when this process ends, even by SIGKILL.
 
     Raises:
       TypeError: the function cannot be pickled.
@@ -39,7 +39,7 @@ def map_in_processes(function: Callable[[Any], Any], items: Sequence[Any], worke
     theirs, ours = spawn.Pipe(duplex=False)
     pool = ProcessPoolExecutor(workers, spawn, initializer=_end_with, initargs=(theirs,))
     try:
-        with interrupts_wait():  # the processes inherit the blocked SIGINT: this process ends them after a Ctrl-C
+        with interrupts_wait():  # the processes inherit the blocked SIGINT: after a Ctrl-C, this process ends them
             futures = [pool.submit(_call, pickled, item) for item in items]
         for future in concurrent.futures.as_completed(futures):
             yield future.result()
@@ -56,7 +56,7 @@ def map_in_processes(function: Callable[[Any], Any], items: Sequence[Any], worke
 
 
 def _end_with(parent: Connection) -> None:
-    """End this process when its parent closes the other end of the pipe, or ends."""
+    """End this process when its parent ends, or closes its own end of the pipe."""
 
     def wait() -> None:
         with contextlib.suppress(EOFError):

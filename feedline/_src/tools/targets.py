@@ -22,7 +22,7 @@ _BATCH_ELEMENTS = 1 << 20
 
 
 def load_make_feed(target: str, devices: int) -> MakeFeed:
-    """The function that `module:function` names, or one that makes a feed of all leaves of a path or glob."""
+    """The function that `module:function` names; for a path or glob, one that makes a feed of all its leaves."""
     if is_name(target):
         found: Any = load_name(target)
         if not callable(found):
@@ -35,7 +35,7 @@ def load_make_feed(target: str, devices: int) -> MakeFeed:
 
 
 def _size_of_batch(path: str, devices: int) -> int:
-    """A multiple of `devices`: about an eighth of the rows, but at most about a million numbers in a batch."""
+    """About an eighth of the rows, but at most about a million numbers in a batch; a multiple of `devices`."""
     source = open_arrays(path)
     rows, leaves = len(source), jax.tree.leaves(source.spec)
     source.close()
@@ -50,14 +50,14 @@ def _size_of_batch(path: str, devices: int) -> int:
 
 
 def one_size(options: FeedOptions) -> FeedOptions:
-    """The options for batches of the first size, delivered one by one, without the leaf of `with_place`."""
+    """The options with only the first batch size, with one batch per delivery, and without the leaf `place`."""
     return dataclasses.replace(options, batch_size=options.sizes[0][1], steps_per_call=1, with_place=False)
 
 
 def build_feed(name: str, make_feed: MakeFeed, mesh: Mesh, change: Change) -> Feed:
-    """The feed that the user's function builds over a mesh, with changed options.
+    """Call the user's function to build a feed over a mesh, with changed options.
 
-    `make_feed` can be the function that the training program calls: `Feed` itself applies the change.
+    `Feed` itself applies `change`, so `make_feed` can be the function that the training program calls.
     """
     built: list[FeedOptions] = []
 

@@ -18,10 +18,10 @@ from feedline._src.options import checked_integer
 class Audit:
     """Check on your own data that a feed delivers the same rows on any layout, and each row once per epoch.
 
-    It runs the feed on one CPU device. Then it varies the number of processes, the mesh, threads, workers and the
-    batch size, and also kills the feed half way and resumes it in new processes.
-    Each process computes a digest of every row on its devices. The rows must equal those on one device, bit by
-    bit. Exit code 1: something differs; the first layout, batch, row and leaf that differ are printed.
+    The audit runs the feed on one CPU device. Then it varies the number of processes, the mesh, threads, workers
+    and the batch size, and also kills the feed half way and resumes it in new processes.
+    Each process computes digests of the rows on its devices, to compare them, bit by bit, with the rows on one
+    device. Exit code 1: something differs; the first layout, batch, row and leaf that differ are printed.
 
     Attributes:
       target: a path or glob of files, to audit a feed of all their leaves; or module:make_feed, imported from the
@@ -78,7 +78,7 @@ class Audit:
                 f"{self.batch_size}; use {-(-self.batch_size // devices) * devices}, or other --processes"
             )
         if not is_name(self.target):
-            load_make_feed(self.target, devices)  # a path that cannot be read is found before processes start
+            load_make_feed(self.target, devices)  # fails before processes start if a path cannot be read
         planned = sum(map(len, launches(counts)))
         layouts: list[dict[str, Any]] = []
         job = Job(self.target, tuple(counts), self.batches, self.batch_size, self.limit_s)

@@ -1,4 +1,4 @@
-"""Checks on one device that each row comes once per epoch, and that delivered rows have the source's values."""
+"""Checks on one device that each row occurs once per epoch, and that delivered rows have the source's values."""
 
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ from feedline._src.tools.audit.verdict import (
 )
 
 _MAX_ROWS = 1 << 23
-"""The most row indices that are counted, because each count takes 8 bytes."""
+"""The most row indices that are counted: each counter takes 8 bytes."""
 
 
 def measure_coverage(feed: Feed, observed: Observed) -> Observed:
-    """Compare the rows that a feed on one device delivered, from its beginning, with the rows of its source. Then
-    count the row indices of whole epochs.
+    """Compare the first rows that a feed delivered on one device with its source, and count whole epochs' indices.
 
     Adds to `observed` what is covered and what is not, and returns `observed`. Raises `Difference` if the feed
-    differs from its source.
+    delivers other rows or other indices than expected.
     """
     settings, covered, not_covered = observed.settings, observed.covered, observed.not_covered
     if settings.rows is None:
@@ -60,9 +59,10 @@ def measure_coverage(feed: Feed, observed: Observed) -> Observed:
 
 
 def _count(feed: Feed, settings: Settings, rows: int, epochs: int) -> npt.NDArray[np.int64]:
-    """How often `rows_of`, which reads no data, gives each row in each of the first `epochs` epochs.
+    """int64[epochs, rows]: how often `Feed.rows_of`, which reads no data, returns each row index in each epoch.
 
-    Raises `Difference` if a row comes twice in an epoch. Where batches begin and end is computed without the feed.
+    Raises `Difference` if a batch has unexpected indices, or an index occurs twice in an epoch. The starts of the
+    batches are computed without the feed.
     """
     times = np.zeros((epochs, rows), np.int64)
     state = feed.get_state()
@@ -109,7 +109,7 @@ def _compare(feed: Feed, observed: Observed) -> int:
 
 
 def _rows(feed: Feed, places: npt.NDArray[np.int64], indices: Any) -> Rows:
-    """These rows with epoch, position and key, on which the rows of some sources depend."""
+    """The rows with their epochs, positions and keys, because the rows of some sources depend on these."""
     order = feed.order
     assert order is not None
     epochs, positions = np.divmod(places, PLACES_PER_EPOCH)

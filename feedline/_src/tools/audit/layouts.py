@@ -64,7 +64,7 @@ def launches(counts: Sequence[int]) -> list[list[Layout]]:
     """
     devices = np.arange(devices_for(counts))
     one, data, both = devices[:1, None], devices[:, None], devices.reshape(-1, 2)
-    # the last process first; with several processes, adjacent rows of the mesh belong to different ones
+    # the last process first; with several processes, adjacent rows of the mesh belong to different processes
     permuted = devices.reshape(2, -1).T.reshape(-1, 1)[::-1]
     found = []
     for before, count in itertools.pairwise([0, *counts] if len(counts) > 1 else [0, *counts, *counts]):

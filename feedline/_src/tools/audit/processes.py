@@ -52,7 +52,7 @@ class Job(NamedTuple):
 
 
 def results(job: Job) -> Results:
-    """Yield each layout with what its processes observed, once all of them are done with it.
+    """Yield each layout, once all its processes have run it, with what they observed.
 
     No process outlives the generator. FeedError: a process failed, or a layout took longer than `job.limit_s`.
     """
@@ -94,7 +94,7 @@ def _launched(job: Job, folder: Path, layouts: Sequence[Layout]) -> Results:
                         raise FeedError(failed.read_text(), process=int(failed.suffix[1:]))
                 yield layout, [pickle.loads(path.read_bytes()) for path in paths]
         finally:
-            # This kills all processes. After a layout that saves, they wait for this kill with their feeds open
+            # kills all processes; after a layout that saves, they wait for this with open feeds
             os.killpg(group, signal.SIGKILL)
 
 
@@ -135,7 +135,7 @@ def run_launch(job: Job, folder: str) -> None:
 
 
 def _end_after(seconds: float) -> None:
-    """End this process when the time is up, with the stacks of its threads on standard error."""
+    """After `seconds`, print the stacks of all threads on standard error, and end this process."""
     faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""Combines what the processes of a layout observed, and compares it with what one device observed. Pure."""
+"""Combines what the processes of a layout observed, and compares it with the layout "one device". Pure."""
 
 from __future__ import annotations
 
@@ -70,15 +70,15 @@ class Observed:
 
 
 class NotRun(NamedTuple):
-    """Says that a layout was not run, because for this feed it is impossible or cannot be compared."""
+    """The reason why a layout was not run: for this feed it is impossible, or its rows cannot be compared."""
 
     reason: str
 
 
 def batch_starts(settings: Settings, after: EpochPosition = (0, 0)) -> Iterator[EpochPosition]:
-    """(epoch, position) of the first row of each batch, where the first batch starts at `after` or later.
+    """Yield (epoch, position) of the first row of each batch. The first batch starts at `after` or later.
 
-    Computed without feedline's schedule, which the audit checks.
+    This does not use feedline's schedule, because the audit checks that schedule.
     """
     rows, size, (epoch, position) = settings.rows or _ENDLESS, settings.batch_size, after
     while True:
@@ -93,7 +93,7 @@ def batch_starts(settings: Settings, after: EpochPosition = (0, 0)) -> Iterator[
 
 
 def row_places(settings: Settings, first: EpochPosition, batches: int) -> Places:
-    """int64[batches, batch_size]: the places of rows in batches from `first` on. Padding: positions ≥ `rows`."""
+    """int64[batches, batch_size]: the places of rows in batches from `first` on. Padding has positions ≥ `rows`."""
     starts = itertools.islice(batch_starts(settings, first), batches)
     epoch, position = np.array(list(starts), np.int64).reshape(batches, 2).T[:, :, None]
     position = position + np.arange(settings.batch_size)
@@ -121,7 +121,7 @@ def global_digests(processes: Sequence[Observed]) -> Digests:
 
 
 def judge(layout: Layout, processes: Sequence[Observed | NotRun], one_device: Observed) -> dict[str, Any]:
-    """Compare what all processes of a layout observed with what one device observed.
+    """Compare what all processes of a layout observed with what was observed on one device.
 
     Returns:
       JSON values: the layout, what was compared, and "same". If "same" is False, "difference" has the first
@@ -153,7 +153,7 @@ def judge(layout: Layout, processes: Sequence[Observed | NotRun], one_device: Ob
 
 
 def _compared(one: Observed, digests: Digests, one_device: Observed, reference: Digests) -> dict[str, Any]:
-    """What `judge` adds for a layout whose rows can be compared. Raises `Difference` if a row or state differs."""
+    """Compare rows and states, and return what `judge` adds. Raises `Difference` if a row or a state differs."""
     size, settings = one.settings.batch_size, one_device.settings
     first = next(itertools.islice(batch_starts(settings), one.first_batch, None))
     places = row_places(one.settings, first, len(digests)).ravel()
@@ -180,7 +180,7 @@ def _compared(one: Observed, digests: Digests, one_device: Observed, reference: 
 
 
 def _hint(row: Digests, reference: Digests, settings: Settings) -> str:
-    """For the message about a wrong row: where one device delivered it, or what a transform must do."""
+    """Text that ends the message about a wrong row: where one device delivered it, or what a transform must do."""
     for batch, at in np.argwhere((reference == row).all(axis=2))[:1]:
         return f"; one device holds that row at batch {batch}, row {at}"
     if not settings.transformed:
@@ -189,7 +189,7 @@ def _hint(row: Digests, reference: Digests, settings: Settings) -> str:
 
 
 def _check_comparable(layout: Layout, observed: Observed, one_device: Observed) -> None:
-    """Check that options and leaves are the same, so that rows can be compared one by one."""
+    """Raise a `Difference` found by `measure_coverage`, or one if options or leaves differ from the reference's."""
     if observed.difference is not None:
         raise observed.difference
     expected = one_device.settings._replace(batch_size=one_device.settings.batch_size * layout.times)

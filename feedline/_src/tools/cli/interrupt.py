@@ -17,18 +17,18 @@ _RAISE_AFTER_S = 0.01
 
 @contextlib.contextmanager
 def interrupts_get_through() -> Iterator[None]:
-    """Raise an interrupt again if Python would only print it and go on.
+    """Raise an interrupt again if Python would only print it and continue.
 
     Python raises KeyboardInterrupt wherever the main thread is. An exception in a finalizer, or in the callback
     that JAX registers for garbage collections, cannot propagate: Python passes it to `sys.unraisablehook`, and the
     program continues. An exception raised in that hook would be dropped too, so the hook sets an alarm that raises
-    the interrupt after the callback. Uses SIGALRM: call it in the main thread of a program, and not in a library.
+    the interrupt after the callback. The alarm is SIGALRM: call this in a program's main thread, not in a library.
     """
     lost: list[BaseException] = []
 
     def raise_again(number: int, frame: FrameType | None) -> None:
         while frame is not None:
-            if frame.f_code is raise_later.__code__:  # the hook took longer, or another finalizer has called it
+            if frame.f_code is raise_later.__code__:  # the hook still runs, or runs again for another finalizer
                 signal.setitimer(signal.ITIMER_REAL, _RAISE_AFTER_S)
                 return
             frame = frame.f_back
@@ -56,7 +56,7 @@ def interrupts_get_through() -> Iterator[None]:
 def interrupts_wait() -> Iterator[None]:
     """Delay interrupts of this thread until the block ends.
 
-    For imports: an interrupt while a C++ library is initialised becomes an ImportError, or crashes the process.
+    For example for imports: an interrupt while a C++ library is initialised raises ImportError, or crashes.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -66,7 +66,7 @@ def interrupts_wait() -> Iterator[None]:
 
 
 class Terminated(SystemExit):
-    """Raised at SIGTERM, or SIGHUP of a closed terminal, to end child processes and remove temporary files."""
+    """Raised at SIGTERM, or at SIGHUP of a closed terminal, so that `finally` blocks clean up."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -74,7 +74,7 @@ class Terminated(SystemExit):
 
 
 class EndedBySignal(KeyboardInterrupt):
-    """Raised when a signal ends the program, but nothing has failed. Only one process has a message to print."""
+    """Raised when a signal ends the program without a failure. The message is empty in all processes but one."""
 
     def __init__(self, message: str, number: int) -> None:
         self.number = number

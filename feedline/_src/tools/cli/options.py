@@ -12,7 +12,7 @@ from typing import Any
 from feedline._src.options import checked_integer
 
 MAX_CPU_DEVICES = 4096
-"""JAX's CPU client takes 8 s to create this many devices, and much longer for more."""
+"""The largest --cpu-devices. JAX's CPU client takes 8 s to create this many, and much longer for more."""
 _DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 
 
@@ -65,7 +65,7 @@ def _parsed_dtype(text: str) -> Any:
 
 
 def use_cpu_devices(count: int) -> None:
-    """Make JAX run on `count` CPU devices. ValueError: there can be no such number, or jax is already imported."""
+    """Make JAX run on `count` CPU devices. ValueError: `count` is out of range, or jax is already imported."""
     checked_integer("--cpu-devices", count, at_least=1, at_most=MAX_CPU_DEVICES)
     if "jax" in sys.modules:
         raise ValueError(
@@ -77,6 +77,6 @@ def use_cpu_devices(count: int) -> None:
 
 
 def flags_for_cpu_devices(flags: str, count: int) -> str:
-    """`flags`, a value of XLA_FLAGS, with `count` as the number of CPU devices."""
+    """Set the number of CPU devices in `flags`, a value of XLA_FLAGS."""
     others = [flag for flag in flags.split() if not flag.startswith(_DEVICE_COUNT_FLAG)]
     return " ".join([*others, f"{_DEVICE_COUNT_FLAG}={count}"])

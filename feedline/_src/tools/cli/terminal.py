@@ -1,4 +1,4 @@
-"""Text for a terminal: --help, names from outside, numbers of bytes, and what a command is doing."""
+"""Text for a terminal: --help, escaped text, numbers of bytes, and the progress of a command."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def in_bytes(count: float) -> str:
 def progress(command: str, text: str) -> Iterator[Callable[[str], None]]:
     """Show `text`, then each text that the block passes to the yielded function.
 
-    On a terminal one line changes; a file or a pipe gets a line for each text, flushed.
+    A terminal shows one line that changes. A file or a pipe gets a line for each text, flushed.
     """
     from rich.console import Console
 

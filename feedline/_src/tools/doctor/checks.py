@@ -1,6 +1,6 @@
 """Checks of this machine, of a feed, and of the leaves of a batch.
 
-`machine_findings` and `feed_findings` measure. Most other functions judge their arguments, which tests can choose.
+`machine_findings` and `feed_findings` measure. Most other functions only judge their arguments, for easy tests.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def machine_findings(environ: Mapping[str, str], data: Path | None) -> Iterator[
 
 
 def own_devices() -> tuple[str, int]:
-    """The platform of this process's devices, and how many accelerators they are; at least 1.
+    """The platform of this process's devices, and the number of its accelerators; without any, 1.
 
-    If JAX cannot start, for example without the GPUs that JAX_PLATFORMS names, the platform says why.
+    If JAX cannot start, for example without the GPUs that JAX_PLATFORMS names, the platform is the reason as text.
     """
     try:
         platform = jax.default_backend()
@@ -118,7 +118,7 @@ def shared_memory(folder: str = "/dev/shm") -> Finding:
 
 
 def read_rate(files: Iterable[Path], most: int = _READ_BYTES, seconds: float = _READ_S) -> tuple[int, float]:
-    """Read in sequence until `most` bytes are read or `seconds` have passed. Returns (bytes, seconds)."""
+    """Read files in sequence until `most` bytes are read or `seconds` have passed. Returns (bytes, seconds)."""
     done, began, buffer = 0, time.perf_counter(), bytearray(_BLOCK)
     for file in files:
         with file.open("rb", buffering=0) as stream:

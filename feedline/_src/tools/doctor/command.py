@@ -30,8 +30,8 @@ class Doctor:
         feedline doctor mine:make_feed
         feedline doctor -- python train.py --steps 200
 
-    For each problem it prints what was found, why it matters, and a fix. Exit code: 2 if an argument is wrong; the
-    command's own if the command failed; else 4 with an error, 3 with a warning, 0 with neither.
+    For each problem, the doctor prints what was found, why it matters, and a fix. Exit code: 2 if an argument is
+    wrong; the command's own if the command failed; else 4 with an error, 3 with a warning, 0 with neither.
 
     Attributes:
       target: module:make_feed, imported from the current folder: make_feed(mesh) builds a feedline.Feed over a
@@ -93,10 +93,10 @@ class Diagnose:
 
         feedline diagnose -- python train.py
 
-    In each process of the command, the first feed from which a loop takes more than --after batches is diagnosed.
-    The diagnosis repeats batches, so the process ends right after the last diagnosed step, and cannot save what
-    the model learned from them. If the loop ends earlier, the program continues and may save the model: let it
-    write to another folder than usual.
+    In each process of the command, one feed is diagnosed: the first from which a loop takes more than --after
+    batches. The diagnosis repeats batches, so the process ends right after the last diagnosed step, and saves no
+    model that was trained on them. If the loop ends earlier, the program continues and may save such a model: let
+    it write to another folder than usual.
 
     The processes of one run, such as those of feedline launch, wait for each other before they end. --json prints
     the result of each process.

@@ -66,12 +66,11 @@ class Ran(NamedTuple):
 def run(
     command: Sequence[str], environ: Mapping[str, str], limit_s: float | None = None, task: str = "observe"
 ) -> Ran:
-    """Run a command, and `start.begin` in each of its processes that imports jax. None of its processes outlives
-    this call.
+    """Run a command, and call `start.begin` in each of its processes that imports jax.
 
     Through PYTHONPATH, `import jax` finds a module that imports the real jax and then installs the hooks. So the
     script runs unchanged, and processes that it starts are observed, too. After `limit_s` seconds the job receives
-    SIGINT, as by Ctrl-C; if it still runs 15 s later, it is killed.
+    SIGINT, as by Ctrl-C; if it still runs 15 s later, it is killed. None of its processes outlives this call.
     """
     with tempfile.TemporaryDirectory(prefix="feedline-doctor-", ignore_cleanup_errors=True) as folder:
         Path(folder, "jax.py").write_text(_JAX.format(task=task, not_observed=NOT_OBSERVED))
@@ -153,7 +152,7 @@ def ended(ran: Ran) -> Finding:
 
 
 def step_of(process: Object) -> Object | None:
-    """The training step: the function called in a loop that got the most bytes in all. None: there is no loop."""
+    """The training step: of the functions called in a loop, the one that got the most bytes. None: no loop."""
     looped = [function for function in process["functions"] if function["calls"] >= LOOP]
     return max(looped, key=lambda function: function["calls"] * (1 + function["argument_bytes"]), default=None)
 

@@ -1,8 +1,8 @@
 """Observes a process of a job: its compiled functions, their calls and compilations, its loop, its memory.
 
-Of jax, only `jax.jit` and `jax.pmap` are replaced, by wrappers. What they return behaves like the usual functions,
-and a hook that fails never changes what the job computes. The main thread counts as the training thread. `job`
-derives findings from the observations.
+Of jax, only `jax.jit` and `jax.pmap` are replaced, by wrappers. The functions that these return behave like the
+usual ones, and a hook that fails never changes what the job computes. The main thread counts as the training
+thread. `job` derives findings from the observations.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Record:
         self.step = step
 
     def count_compilation(self, event: str, duration_secs: float, **about: Any) -> None:
-        """A `jax.monitoring` listener. Before the loop, compilations outside of watched calls count as one."""
+        """Listen to `jax.monitoring`. Before the loop, compilations outside of observed calls count as one."""
         if event == _COMPILED and threading.current_thread() is threading.main_thread():
             with self.guarded("compilations"):
                 key = user_line(sys._getframe()), str(about.get("fun_name", "a program"))
@@ -72,7 +72,7 @@ class Record:
 
     @contextlib.contextmanager
     def guarded(self, where: str) -> Iterator[None]:
-        """A context manager for the doctor's own work: an exception in it is noted, and the job continues."""
+        """Record an exception in the doctor's own code as a failure, so that the job continues."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  reported as something that could not be checked
@@ -105,7 +105,7 @@ def install(record: Record) -> None:
 
 
 def _watching(record: Record, usual: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `jax.jit` or `jax.pmap`. Without a function they return a decorator: jax.jit(static_argnums=0)."""
+    """Wrap `jax.jit` or `jax.pmap`. Without a function, as in jax.jit(static_argnums=0), they return a decorator."""
 
     @functools.wraps(usual)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -130,7 +130,7 @@ class Watched:
     """
 
     def __init__(self, original: Any, function: Function) -> None:
-        functools.update_wrapper(self, original, updated=())  # __getattr__ is not called for what the class has
+        functools.update_wrapper(self, original, updated=())  # the class has these, so __getattr__ is not called
         self._watched_original = original
         self._watched_function = function
 
@@ -154,7 +154,7 @@ class Watched:
         return types.MethodType(self, instance) if binds else self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if isinstance(self._watched_original, types.FunctionType):  # pickled by this name, and copied as itself
+        if isinstance(self._watched_original, types.FunctionType):  # pickled by name; a copy is the same object
             return self.__qualname__
         return self._watched_original.__reduce_ex__(protocol)
 
@@ -169,10 +169,10 @@ class Function:
         self.name, self.line = name, line
         self.calls = 0
         self.argument_bytes = self.numpy_bytes = 0
-        self.fed_back: list[int] = []  # bytes of its own results that each examined call got
+        self.fed_back: list[int] = []  # for each examined call: bytes of own results among its arguments
         self.unrolled: dict[str, Any] | None = None
         self._record = record
-        self._idle_devices = {True: 0, False: 0, None: 0}  # calls, by the result of `devices_idle` before them
+        self._idle_devices = {True: 0, False: 0, None: 0}  # numbers of calls, by `devices_idle` before the call
         self._arguments = weakref.WeakValueDictionary[str, Any]()  # arrays of the last examined call, by name
         self._outputs = weakref.WeakValueDictionary[int, Any]()  # what that call returned, by id
         self._batch: dict[str, Leaf] | None = None  # arguments that were new in each examined call
@@ -222,7 +222,7 @@ class Function:
         return True
 
     def _is_new(self, name: str, leaf: Any) -> bool:
-        """Whether it is a NumPy array, or a JAX array that the last call neither got as `name` nor returned."""
+        """Whether a leaf is a NumPy array, or a JAX array that the last call neither got as `name` nor returned."""
         is_other = _is_array(leaf) and self._arguments.get(name) is not leaf and not self._was_returned(leaf)
         return is_other or isinstance(leaf, np.ndarray)
 
@@ -260,7 +260,7 @@ class Function:
 
 
 def changed(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """What differs between the arguments of two calls; empty if nothing does."""
+    """What differs between the arguments of two calls; empty if nothing differs."""
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     return first_three([f"{name}: {before.get(name, 'none')} → {after.get(name, 'none')}" for name in names])
 

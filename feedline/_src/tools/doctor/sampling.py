@@ -35,11 +35,11 @@ _OF_JAX = {
 }
 """What the thread does in a function of jax or NumPy with this name."""
 _IN_C = re.compile(r"\b(np|numpy)\.(as)?array\(|\.block_until_ready\(")
-"""Lines whose calls fetch or wait without a Python frame: NumPy reads the buffers of CPU devices itself."""
+"""Source lines that fetch or wait without a Python frame in jax: NumPy reads the buffers of CPU devices itself."""
 _MAX_TEXT = 40
 _INTERVAL_S = 0.002
 _LATE_S = 0.003
-"""Longer waits mean that Python code is competing for the GIL (switch interval: 5 ms)."""
+"""A longer wait for the GIL means that other Python code competes for it (switch interval: 5 ms)."""
 _THREADS_EVERY, _WRITE_EVERY = 250, 1000  # samples: about 0.5 s and 2 s
 
 
@@ -96,7 +96,7 @@ def user_line(frame: FrameType | None) -> str:
 
 
 def _users(stack: list[FrameType]) -> FrameType | None:
-    """The innermost frame of the user's code; without one, the innermost of an installed library or program."""
+    """The innermost frame of the user's code; without any, that of an installed library or program."""
     wanted = (frame for name in ("user", "library") for frame in stack if room(frame) == name)
     return next(wanted, None)
 
@@ -117,18 +117,18 @@ def room_of(file: str) -> str:
 
 
 def shown(file: str, line: int) -> str:
-    """file:line, relative to the folder in which the job began if that is shorter."""
+    """file:line, as a path relative to the folder in which the job began if that is shorter."""
     near = os.path.relpath(file, _FOLDER) if os.path.isabs(file) else file
     return f"{min(near, file, key=len)}:{line}"
 
 
 class Sampler:
-    """A daemon thread that looks at the main thread's stack every 2 ms, for as long as the process runs.
+    """A daemon thread that samples the main thread's stack every 2 ms, until the process ends.
 
-    The thread sees the stack only once it has got the GIL, which the main thread gives up when it begins to wait.
-    So a sample that shows a wait (FETCH, INPUT) counts only if the main thread has used a processor for less than
-    half of the time since the last sample. A sample of a transfer (PLACE) counts only if the sampler got the GIL
-    at once. Otherwise the main thread ran Python code.
+    To see the stack, the sampler needs the GIL. While the main thread runs Python code, the sampler often gets the
+    GIL only when that code begins to wait, so too many samples would show a wait. Therefore a sample of a wait
+    (FETCH, INPUT) counts only if the main thread has used a processor for less than half of the time since the
+    last sample, and a sample of a transfer (PLACE) only if the sampler got the GIL at once.
 
     The sampler calls `write` every two seconds, because a killed process writes nothing at its end.
     """
@@ -151,7 +151,7 @@ class Sampler:
             wakes = time.perf_counter() + pause
             time.sleep(pause)
             now, ran_before, waited_before = time.perf_counter(), ran, waited
-            with self._guarded("sampling"):  # the stack first: what follows gives up the GIL
+            with self._guarded("sampling"):  # the stack first: what follows releases the GIL
                 ran, seen = cpu_seconds(self._main), activity(sys._current_frames().get(self._main.ident or 0))
                 waited = processor_wait()
                 is_late = now - wakes - (waited - waited_before) > _LATE_S

@@ -1,4 +1,4 @@
-"""Runs in those processes of a command that import jax: begins to observe the job, or diagnoses a feed."""
+"""Runs in each process of a command that imports jax: begins to observe the job, or diagnoses a feed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOT_OBSERVED = "not_observed.txt"
 
 
 def begin(folder: str, task: str) -> None:
-    """Called after jax is imported and before a device is used. Results are written into the folder.
+    """Begin the task, after jax is imported and before a device is used. Results are written into the folder.
 
     The task is "observe", or "diagnose 8 200": a diagnosis of 200 batches, after the first 8 batches.
     """
@@ -67,7 +67,7 @@ class _Diagnosing:
             self._diagnosis = self._contexts.enter_context(feed.diagnose(self._steps, over=self._end))
 
     def _end(self) -> None:
-        """End the process, even if an error such as a closed output comes: the program must not go on and save."""
+        """End the process, even after an error such as a closed output: the program must not continue and save."""
         code = 1
         try:
             self._write()
@@ -75,13 +75,13 @@ class _Diagnosing:
                 stream.flush()
             _await_others()
             code = 0
-        except BaseException:  # noqa: BLE001  the process ends with it
+        except BaseException:  # noqa: BLE001  the process ends in any case
             traceback.print_exc()
         finally:
             os._exit(code)
 
     def _write(self) -> None:
-        """Called at the end of the diagnosis or of the process: writes the diagnosis, or why there is none."""
+        """Write the diagnosis, or why there is none. Called at the end of the diagnosis or of the process."""
         if self._diagnosis is not None:
             self._contexts.close()
             write(self._folder, self._diagnosis.to_dict())

@@ -17,10 +17,10 @@ _MIN_CHAINED = 0.9  # share of the iterations that use a result of the previous 
 
 
 def unrolled(jaxpr: Any) -> dict[str, Any] | None:
-    """Finds the longest unrolled Python loop: eight or more equal iterations that use results of the previous one.
+    """Find the longest unrolled Python loop: eight or more equal iterations that use results of the previous one.
 
-    So updates of many leaves of one shape are not a loop. Returns {"repeats": iterations, "body": equations of one
-    iteration, "loop": the user's line}, or None if there is no loop.
+    Updates of many leaves of one shape are therefore not a loop. Returns {"repeats": number of iterations, "body":
+    equations of one iteration, "loop": the user's line}, or None if there is no loop.
     """
     longest: dict[str, Any] = {"repeats": 0, "body": 0}
     for equations in _programs(jaxpr):
@@ -46,7 +46,7 @@ def _programs(jaxpr: Any) -> Iterator[Sequence[Any]]:
 
 
 def _kind(equation: Any) -> Hashable:
-    """Operation, shapes and line, and whether it is a gradient, which has the line of the operation itself."""
+    """Operation, shapes, line, and whether it is a gradient, since gradients have the line of their operation."""
     shapes = tuple(str(var.aval) for var in itertools.chain(equation.invars, equation.outvars))
     is_transposed = "transpose" in str(equation.source_info.name_stack)
     return equation.primitive.name, equation.params.get("name", ""), shapes, _line_of(equation), is_transposed
