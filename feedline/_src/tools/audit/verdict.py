@@ -93,7 +93,7 @@ def batch_starts(settings: Settings, after: EpochPosition = (0, 0)) -> Iterator[
 
 
 def row_places(settings: Settings, first: EpochPosition, batches: int) -> Places:
-    """int64[batches, batch_size]: the places of rows in batches from `first` on. Padding has positions ≥ `rows`."""
+    """int64[batches, batch_size]: the places of rows in batches from `first` on. Padding: positions ≥ `rows`."""
     starts = itertools.islice(batch_starts(settings, first), batches)
     epoch, position = np.array(list(starts), np.int64).reshape(batches, 2).T[:, :, None]
     position = position + np.arange(settings.batch_size)
@@ -189,7 +189,7 @@ def _hint(row: Digests, reference: Digests, settings: Settings) -> str:
 
 
 def _check_comparable(layout: Layout, observed: Observed, one_device: Observed) -> None:
-    """Raise a `Difference` found by `measure_coverage`, or one if options or leaves differ from the reference's."""
+    """Raise the `Difference` that `measure_coverage` found, if any, or one if options or leaves differ."""
     if observed.difference is not None:
         raise observed.difference
     expected = one_device.settings._replace(batch_size=one_device.settings.batch_size * layout.times)

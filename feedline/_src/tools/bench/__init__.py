@@ -1,1 +1,1 @@
-"""What `feedline bench` measures for a user: each file answers one question."""
+"""`feedline bench` measures the speed of a feed, and the effects of the trainer's modes and practices."""

@@ -14,7 +14,7 @@ from feedline._src.feed import Feed
 
 STAGES = ("read_s", "transform_s", "place_s", "wait_s")
 _WARM_UP = 8
-"""Batches taken before the measurement, so that batches that were already prefetched are not measured."""
+"""Batches taken before the measurement, so that no batch that was prefetched earlier is measured."""
 
 
 def measure_feed(feed: Feed, seconds: float) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def measure_feed(feed: Feed, seconds: float) -> dict[str, Any]:
 
 
 def _placing_rate(batch: Any, seconds: float) -> float:
-    """Batches a second that are placed from host memory, each after the previous one has arrived."""
+    """Batches per second, if each is placed from host memory after the previous one has arrived."""
     host = jax.tree.map(np.asarray, batch)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, batch)
     began, count = time.perf_counter(), 0

@@ -51,7 +51,7 @@ class Pair:
 
 
 def pairs(large: Workload) -> dict[str, Pair]:
-    """{practice: on and off}. For practices that change the time on the host, steps are too short to hide it."""
+    """{practice: on and off}. Where the time on the host changes, the model is small: longer steps would hide it."""
     short = PRESETS["short"]
 
     def of(off: Setup, name: str = "large", **on: Any) -> Pair:
@@ -110,7 +110,7 @@ def measured(pair: Pair, rounds: int, seconds: float) -> Figures:
 
 @contextlib.contextmanager
 def _ready(setup: Setup) -> Iterator[tuple[Callable[[float], float], Figures]]:
-    """A function (seconds) → mean time of a step, and the compiler's figures, such as bytes of memory."""
+    """Yield a function (seconds) → mean time of a step, and the compiler's figures, such as bytes of memory."""
     workload, per_call = setup.workload.for_devices(), setup.steps_per_call
     with prepared(workload, "jit_multi", setup.practices, per_call) as (feed, program, figures):
         state = program.start()

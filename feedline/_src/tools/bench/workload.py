@@ -40,8 +40,8 @@ class Workload:
       rows: rows in the global batch.
       remat: rematerialisation of blocks of √depth hidden layers. For blocks of one layer it would save nothing:
         with ReLU, the gradient needs only the layer's input.
-      ship: dtype of the inputs in the batch. "uint8": 0 … 255, divided by 255 in the step. "float32": divided
-        already.
+      ship: dtype of the inputs in the batch. "uint8": 0 … 255, which the step divides by 255. "float32": inputs
+        that are divided already.
     """
 
     depth: int
@@ -78,7 +78,7 @@ class Workload:
         return dataclasses.replace(self, rows=max(devices, self.rows // devices * devices))
 
     def task(self) -> Task:
-        """The task as `fit` trains it: seed 0, `x` [B, inputs] and `y` float32 [B, outputs]."""
+        """Model, loss and optimizer, with seed 0. A batch has `x` [B, inputs] and `y` float32 [B, outputs]."""
 
         def init(key: jax.Array) -> Any:
             keys = jax.random.split(key, len(self.widths) - 1)

@@ -45,7 +45,7 @@ class Convert:
     workers: int = 0
 
     def run(self) -> int:
-        """Convert, and print how the result is opened. Returns the exit code.
+        """Convert, and print how to open the result. Returns the exit code.
 
         Raises:
           ValueError, TypeError, OSError: an option is wrong, or the result cannot be written.

@@ -29,7 +29,7 @@ from feedline._src.tools.convert.rows import Rows
 from feedline._src.tools.processes import map_in_processes
 
 Map = Callable[[Callable[[int], dict[str, int]], Sequence[int]], Iterable[dict[str, int]]]
-"""Like the builtin `map`, but results may come in any order."""
+"""Like the builtin `map`, but results may arrive in any order."""
 _MANIFEST = "conversion.json"
 _UNFINISHED = ".unfinished-"  # prefix of the folders in which shards are written
 _SHARD_BYTES = 256 << 20
@@ -54,15 +54,15 @@ def convert(
 
     Args:
       source: what `feedline.Feed` and `feedline.open_source` take, except for streams, mixtures and ragged rows.
-      destination: a new folder, or the result of the same conversion, which is opened.
+      destination: a new folder, or the result of the same conversion, which is then only opened.
       format: "npy", "array_record", "parquet" or "zarr". None: "npy" for arrays, "array_record" for bytes,
         "parquet" for records of several fields with bytes.
       rows_per_shard: rows of each file; the last file has the rest. None: about 256 MB per file, or more so that
         there are at most 512 files.
       workers: processes that convert; the source must be picklable. 0: this process.
-      map: converts the shards in place of `workers`, for example on other machines. It is called like the builtin
-        `map`, with a picklable function and the numbers of the shards; results may come in any order. All machines
-        must see the source and the destination under the same paths.
+      map: replaces `workers`, for example to convert on other machines. It is called like the builtin `map`, with
+        a picklable function and the numbers of the shards; results may arrive in any order. All machines must see
+        the source and the destination under the same paths.
 
     Returns:
       The open files.
@@ -94,7 +94,7 @@ def convert(
 
 
 def open_any(source: Any) -> Any:
-    """The `RowSource` or `EncodedSource` for what `convert` takes."""
+    """Open what `convert` takes, as a `RowSource` or an `EncodedSource`."""
     if isinstance(source, str | bytes | os.PathLike):
         return open_source(source)
     return source if isinstance(source, EncodedSource) else as_source(source)
@@ -141,7 +141,6 @@ class Conversion:
 
     @property
     def shards(self) -> int:
-        """The number of shards."""
         return -(-self.count // self.rows_per_shard)
 
     def pattern(self, folder: Path) -> str:
@@ -153,7 +152,6 @@ class Conversion:
         return open_files(self.pattern(folder), self.format, self.rows.dtype)
 
     def rows_of(self, shard: int) -> range:
-        """The rows of a shard."""
         start = shard * self.rows_per_shard
         return range(start, min(self.count, start + self.rows_per_shard))
 
@@ -163,7 +161,7 @@ class Conversion:
         return f"rows-{shard:0{digits}}-of-{self.shards:0{digits}}.{self.format}"
 
     def run(self, workers: int = 0, map: Map | None = None) -> Generator[int]:
-        """Convert shard by shard, and yield the number of finished shards: first those of earlier calls."""
+        """Convert shard by shard. Yields the number of finished shards, at first the number from earlier calls."""
         checked_integer("workers", workers, at_least=0)
         if map is not None and workers:
             raise ValueError(
@@ -209,7 +207,7 @@ class Conversion:
         """Write a shard, read it back, and return {"rows": how many}: Ray Data accepts no bare number.
 
         The shard appears under its name once it is on the disk and checked. Several processes may write the same
-        shard, which holds the same rows whichever of them is kept.
+        shard: their files hold the same rows, so any of these may replace the others.
         """
         final, rows = self.folder / self.name_of(shard), self.rows_of(shard)
         try:
@@ -232,7 +230,7 @@ class Conversion:
         return {"rows": len(rows)}
 
     def _description(self) -> dict[str, Any]:
-        """JSON values that must be the same in a later run, so that it can keep finished files."""
+        """JSON values of this conversion. A later run keeps finished files only if its values are the same."""
         source = self.rows.source
         files = _state_of_files(source)  # before `identity`, which refuses files replaced since they were opened
         sampled = hashlib.sha256()  # the identity of a source does not include its decoder

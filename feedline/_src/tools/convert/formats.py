@@ -1,4 +1,4 @@
-"""The formats that rows are converted to: how a file is written, opened, and compared with what was written."""
+"""The formats to which rows are converted: writes a file, opens it, and compares it with what was written."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from feedline._src.tools.convert.rows import Rows
 
 FormatName = Literal["array_record", "npy", "parquet", "zarr"]
 Chunks = Iterable[npt.NDArray[Any]]
-"""Adjacent rows, with a field for each leaf."""
+"""Arrays of adjacent rows. If leaves have names, each is a field."""
 _FASTEST: tuple[FormatName, ...] = ("npy", "array_record", "parquet")
 """From fast to slow reading; the first that can hold the rows is the default."""
 
 
 def choose_format(name: str | None, rows: Rows) -> FormatName:
-    """The format with this name; None: of those that can hold the rows, the one read fastest.
+    """The format with this name; None: of the formats that can hold the rows, the one that is read fastest.
 
-    To test a format, the first row is written to a temporary folder. TypeError: no tried format can hold it.
+    To test a format, the first row is written to a temporary folder. TypeError: no tested format can hold it.
     """
     chosen = [each for each in get_args(FormatName) if each == name] if name is not None else _FASTEST
     if not chosen:
@@ -97,7 +97,7 @@ def open_line(pattern: str, form: FormatName, row: np.dtype[Any]) -> str:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or a folder is on the disk, and drop it from memory: the next read is from the disk."""
+    """Wait until a file or a folder is on the disk, and drop its cached pages: the next read is from the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -112,7 +112,7 @@ def _needs_dtype(form: FormatName, row: np.dtype[Any]) -> bool:
 
 
 def _described(row: np.dtype[Any]) -> Any:
-    """The argument from which `numpy.dtype` makes `row`. The repr of `row` would have bfloat16 without quotes."""
+    """The argument from which `numpy.dtype` makes `row`. In the repr of `row`, bfloat16 would lack its quotes."""
     if row.names is None:
         return row.base.name, row.shape
     described = {name: _described(row[name]) for name in row.names}
@@ -124,7 +124,7 @@ def _write_npy(path: Path, row: np.dtype[Any], chunks: Chunks, rows: int, _: int
         raise TypeError("they have bytes of any length")
     mapped = np.lib.format.open_memmap(path, "w+", row.base, (rows, *row.shape), version=(3, 0))
     start = mapped.offset
-    del mapped  # it only made the file: writing to a map on a full disk ends the process with SIGBUS
+    del mapped  # it only created the file: on a full disk, a write to the map would end the process by SIGBUS
     with path.open("r+b") as file:
         file.seek(start)
         for chunk in chunks:
@@ -202,7 +202,7 @@ def _write_parquet(path: Path, row: np.dtype[Any], chunks: Chunks, _rows: int, _
             return pyarrow.Array.from_buffers(form, len(column), [None, pyarrow.py_buffer(column)])
         return pyarrow.FixedShapeTensorArray.from_numpy_ndarray(column)
 
-    # the name "record" is not kept: a table with one column of bytes is read back as these bytes
+    # the name "record" is arbitrary: a table with one column of bytes is read back as bytes without a name
     tables = (
         pyarrow.table({name or "record": arrow(chunk[name] if name else chunk) for name in leaves})
         for chunk in chunks
@@ -215,7 +215,7 @@ def _write_parquet(path: Path, row: np.dtype[Any], chunks: Chunks, _rows: int, _
 
 
 def _flat(row: np.dtype[Any]) -> dict[str, np.dtype[Any]]:
-    """The leaves of a row by name, "" for a row that is one array. TypeError: a row holds dicts."""
+    """The leaves of a row by name, "" for a row that is one array. TypeError: a row contains another dict."""
     if row.names is None:
         return {"": row}
     inside = next((name for name in row.names if row[name].names is not None), None)

@@ -19,11 +19,11 @@ _SAMPLED_RECORDS = 64
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The rows of a `RowSource` or an `EncodedSource`. They pickle if the source does.
+    """The rows of a `RowSource` or an `EncodedSource`. Picklable if the source is.
 
     Attributes:
       dtype: dtype of a row, in this machine's byte order: structured if its leaves have names; object for `bytes`.
-      row_bytes: the size of a row; for `bytes`, the mean size of some rows.
+      row_bytes: the size of a row; with leaves of `bytes`, the mean size of some rows.
     """
 
     source: Any
@@ -52,7 +52,7 @@ class Rows:
         return cls(source, first, sum(sizes) // len(records))
 
     def in_bytes(self, size: int) -> int:
-        """How many rows have about this size in all; at least 1."""
+        """How many rows have about `size` bytes in all; at least 1."""
         return max(1, size // max(1, self.row_bytes))
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
@@ -80,7 +80,7 @@ class Rows:
         return out.astype(self.dtype.base, copy=False)
 
     def chunks(self, rows: range, chunk_rows: int, hashed: Any) -> Iterator[npt.NDArray[Any]]:
-        """Yield `rows` in chunks, and update `hashed`, a hash of `hashlib`. Its value depends on `chunk_rows`."""
+        """Yield `rows` in chunks, and update `hashed`, a hash of `hashlib`. The hash depends on `chunk_rows`."""
         for start in range(rows.start, rows.stop, chunk_rows):
             chunk = self.read(start, min(rows.stop, start + chunk_rows))
             for name in self.dtype.names or (...,):

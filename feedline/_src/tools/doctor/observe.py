@@ -105,7 +105,7 @@ def install(record: Record) -> None:
 
 
 def _watching(record: Record, usual: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `jax.jit` or `jax.pmap`. Without a function, as in jax.jit(static_argnums=0), they return a decorator."""
+    """Wrap `jax.jit` or `jax.pmap`. A call without a function returns a decorator: jax.jit(static_argnums=0)."""
 
     @functools.wraps(usual)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -154,7 +154,7 @@ class Watched:
         return types.MethodType(self, instance) if binds else self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if isinstance(self._watched_original, types.FunctionType):  # pickled by name; a copy is the same object
+        if isinstance(self._watched_original, types.FunctionType):  # pickled by name, and copied as itself
             return self.__qualname__
         return self._watched_original.__reduce_ex__(protocol)
 
@@ -172,7 +172,7 @@ class Function:
         self.fed_back: list[int] = []  # for each examined call: bytes of own results among its arguments
         self.unrolled: dict[str, Any] | None = None
         self._record = record
-        self._idle_devices = {True: 0, False: 0, None: 0}  # numbers of calls, by `devices_idle` before the call
+        self._idle_devices = {True: 0, False: 0, None: 0}  # how many calls, by `devices_idle` before each
         self._arguments = weakref.WeakValueDictionary[str, Any]()  # arrays of the last examined call, by name
         self._outputs = weakref.WeakValueDictionary[int, Any]()  # what that call returned, by id
         self._batch: dict[str, Leaf] | None = None  # arguments that were new in each examined call

@@ -75,11 +75,11 @@ class Inspect:
         return 1 if target.plan.problems else 0
 
     def target(self) -> Target:
-        """What to describe. If `make_feed` fails, raises its error, unless the plan lists problems."""
+        """Plan the feed to describe. If `make_feed` fails, its error is raised, unless the plan lists problems."""
         axes = parse_mesh(self.mesh) if self.mesh else None
         if axes is not None and is_name(self.source):  # first, since importing the module may use devices
             _use_devices(math.prod(axes.values()))
-        # by default JAX would take all free memory of accelerators, even those that a training job uses
+        # by default JAX would take most memory of the accelerators, which a training job may be using
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         import jax
 
@@ -110,7 +110,7 @@ class Inspect:
         return of_feed(self.source, named, axes, self.processes, self._changed)
 
     def _changed(self, options: FeedOptions) -> FeedOptions:
-        """These options, changed as the command line says."""
+        """Apply the options of the command line to those of the feed."""
         given: dict[str, Any] = {name: getattr(self, name) for name in ("batch_size", "remainder", "prefetch")}
         if self.buffer is not None:
             given["reading"] = dataclasses.replace(options.reading, buffer=self.buffer)

@@ -28,7 +28,7 @@ _MAX_LINES, _MAX_SPANS = 12, 3
 
 
 def show(source: str, target: Target, console: Console) -> None:
-    """Print the description, for someone who has never seen one."""
+    """Print the description of a target."""
     for part in _parts(source, target):
         console.print(part, markup=False, highlight=False)
 
@@ -164,7 +164,7 @@ def _epochs(plan: Plan) -> Iterator[RenderableType]:
 
 
 def _held(leaf: Any) -> dict[int, list[Span]]:
-    """{device: the range that it holds of each axis of a leaf}."""
+    """{device: the span that it holds along each axis of a leaf}."""
     return {device: list(part) for device, part in device_parts(leaf.sharding, leaf.shape).items()}
 
 
@@ -176,7 +176,7 @@ def _spans(indices: Any) -> list[Span]:
 
 
 def in_spans(indices: Any) -> str:
-    """Indices as a few spans, whose ends are included.
+    """A few spans of indices, as text; both ends of a span are included.
 
     Example:
       >>> in_spans([0, 1, 2, 7]), in_spans(range(0, 20, 2))

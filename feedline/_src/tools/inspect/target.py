@@ -41,7 +41,7 @@ def of_source(
 ) -> Target:
     """The target for a source, over a mesh that need not exist.
 
-    `entries` are those of a PartitionSpec. A leaf with fewer axes uses only the first ones.
+    `entries` are the entries of a PartitionSpec. A leaf with fewer axes uses only the first entries.
     """
     mesh, (metadata, first) = AbstractMesh(tuple(axes.values()), tuple(axes)), first_rows(source)
     sharding = jax.tree.map(

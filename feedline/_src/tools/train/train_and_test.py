@@ -37,8 +37,8 @@ _CLOSE_S = 2.0  # the process exits soon, which ends a thread that is stuck in a
 def train_and_test(options: TrainOptions) -> int:
     """Train, test, and print on process 0. All processes call it. Returns the exit code.
 
-    With checkpoints, Ctrl-C and SIGTERM raise `EndedBySignal` once all processes have saved the same step. If a
-    signal came after the last step, maybe only this process received it, so all processes test the model first.
+    With checkpoints, Ctrl-C and SIGTERM raise `EndedBySignal` once all processes have saved the same step. After
+    the last step, a signal may have reached only this process, so all processes test the model before it raises.
     """
     own = options.data != "digits"
     data = labelled.from_files(Path(options.data), options.test_data) if own else labelled.digits()
@@ -61,12 +61,12 @@ def train_and_test(options: TrainOptions) -> int:
 
 
 def _fitted(options: TrainOptions, data: Labelled, feed: Feed) -> tuple[Fitted, int | None]:
-    """Train. Returns also the number of the signal that came; None if none came, or without checkpoints."""
+    """Train. Also returns the number of the received signal; None without a signal, or without checkpoints."""
     sizes = Sizes(math.prod(data.train.spec["image"].shape), data.classes, options.layers, options.width)
     init, loss = classifier(sizes)
     saved = options.checkpoint_dir is not None
     if saved:
-        with interrupts_wait():  # `fit` imports it, and an interrupt would leave it half imported
+        with interrupts_wait():  # `fit` imports this module, and an interrupt would leave it half imported
             import feedline._src.trainer.checkpoints  # noqa: F401
     steps = options.steps or (options.passes or 0) * feed.steps_per_epoch
     with contextlib.ExitStack() as context:
