@@ -35,7 +35,7 @@ _LIBRARIES = {
     "mosaic_streaming": "MosaicML Streaming",
     "litdata": "LitData",
 }
-"""The library of each entrant of peers.py; that of any other is its name."""
+"""{entrant of peers.py: its library}. Other entrants are shown by their own names."""
 _FULL_SHUFFLE = 0.5
 """The least `jump` of a full shuffle, whose jump is about 1."""
 
@@ -49,7 +49,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 
 def drawn(result: dict[str, Any]) -> Any:
-    """The picture of the saved result of one benchmark: a matplotlib figure, 9 inches wide."""
+    """Draw the saved result of one benchmark. Returns a matplotlib figure, 9 inches wide."""
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     title, note = _DRAW[result["benchmark"]](figure, result.get("results", result))
     machine = result["machine"]
@@ -61,7 +61,7 @@ def drawn(result: dict[str, Any]) -> Any:
 
 
 def _draw_scale(figure: Any, results: dict[str, Any]) -> tuple[str, str]:
-    """On the left the calls of a process to the coordination service; on the right what a process does alone."""
+    """On the left, the calls of a process to the coordination service; on the right, what a process does alone."""
     found = results["simulated"]
     numbers = [each["processes"] for each in found]
     panels = figure.subplot_mosaic([["calls", "times"], ["calls", "memory"]], width_ratios=(1.2, 1), sharex=True)
@@ -71,7 +71,7 @@ def _draw_scale(figure: Any, results: dict[str, Any]) -> tuple[str, str]:
             [each["processes"] for each in there],
             [each["messages"][case]["calls"] for each in there],
             marker="osv^D*x"[i % 7],
-            linestyle="--" if "," in case else "-",  # a variant of another case, on whose line it may lie
+            linestyle="--" if "," in case else "-",  # a variant of another case, whose line may coincide
             fillstyle="none",
             label=case,
         )
@@ -96,7 +96,7 @@ def _draw_scale(figure: Any, results: dict[str, Any]) -> tuple[str, str]:
 
 
 def _draw_one_curve(figure: Any, results: dict[str, Any]) -> tuple[str, str]:
-    """Above the loss of each step; below which steps each number of processes did before it was killed."""
+    """Above, the loss of each step; below, the steps that each number of processes did before the kill."""
     loss, runs = figure.subplots(2, height_ratios=(3, 1), sharex=True)
     whole = results["whole"]
     loss.plot(
@@ -132,9 +132,8 @@ def _by_step(losses: dict[str, float]) -> tuple[list[int], list[float]]:
 def _draw_peers(figure: Any, result: dict[str, Any]) -> tuple[str, str]:
     """A chart for each row size, with the fastest entrant of each library, and lines to its extreme rounds."""
     sizes, plan = list(result["standings"]), result["plan"]
-    libraries = list(
-        dict.fromkeys(name for size in sizes for name in fastest(result, size))
-    )  # in one order in all
+    # in the same order in all charts
+    libraries = list(dict.fromkeys(name for size in sizes for name in fastest(result, size)))
     figure.set_size_inches(9, 1.5 + 0.3 * len(libraries))
     charts = figure.subplots(1, len(sizes), squeeze=False, sharey=True)
     for chart, size in zip(charts[0], sizes, strict=True):
@@ -180,7 +179,7 @@ def _bars(chart: Any, result: dict[str, Any], size: str, libraries: list[str]) -
         chart.text(ends[1] + highest / 50, at, label, va="center", fontsize=9)
     chart.set_yticks(range(len(libraries)), libraries)
     chart.set_ylim(len(libraries) - 0.5, -0.5)
-    chart.set_xlim(0, 1.45 * highest)  # room for the words
+    chart.set_xlim(0, 1.45 * highest)  # room for the labels
     chart.set_xlabel("million rows per second", fontsize=9)
     chart.set_title(f"rows of {int(size):,} bytes", fontsize=10, loc="left")
     chart.tick_params(labelsize=9)

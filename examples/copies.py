@@ -46,7 +46,7 @@ def summed(total: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def donated_sum(x: jax.Array) -> tuple[int, bool]:
-    """Bytes held at the end by a donated sum, beside `x`; and whether it has the memory of its argument."""
+    """Bytes held at the end by a donated sum, beside `x`; and whether the sum has the memory of the argument."""
     before = held()
     total = jnp.zeros_like(x)
     address = total.unsafe_buffer_pointer()

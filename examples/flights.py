@@ -10,10 +10,10 @@ delay: with it, a linear model is about as good as an MLP. The test set is every
 share its weather and its delays, so a test on other flights of the training days would reward a model that
 recognises the day.
 
-It prints the loss every 100 steps, and at the end the errors on the test set in minutes, for the training mean, a
-linear model and the MLP: the root mean square, which all three minimise in training, and the mean absolute error.
-The same seed and steps give the same figures in each run on a machine, and on any number of devices up to
-rounding.
+The example prints the loss every 100 steps, and at the end the errors on the test set in minutes, for the training
+mean, a linear model and the MLP: the root mean square, which all three minimise in training, and the mean absolute
+error. The same seed and steps give the same figures in each run on a machine, and the same up to rounding on any
+number of devices.
 """
 
 import functools

@@ -3,10 +3,10 @@
 pip install '.[images]' scikit-learn
 python examples/photos.py [FOLDER]
 
-FOLDER has a folder of images for each class, for training and for the test: FOLDER/train/cat/1.jpg. Without it the
-example makes one from the two photographs that scikit-learn ships: 400 pieces for training, and 100 pieces of
-other parts of the same photographs for the test. It trains on random crops, which differ in each epoch, and tests
-on the centres.
+FOLDER holds train and test, each with a folder of images for each class: FOLDER/train/cat/1.jpg. Without FOLDER,
+the example makes one from the two photographs that scikit-learn ships: 400 pieces for training, and 100 pieces of
+other parts of the same photographs for the test. The net is trained on random crops, which differ in each epoch,
+and tested on the centres.
 """
 
 import functools

@@ -31,7 +31,7 @@ def train_step(weights, batch):
 
 
 def skip(feed: feedline.Feed, saved: dict, batches: int) -> None:
-    """Let the feed continue `batches` batches after the last one delivered, at the step of the state `saved`."""
+    """Skip the next `batches` batches of the feed, and set its step to that of the state `saved`."""
     rows = saved["fingerprint"]["rows"]  # of an epoch
     epochs, position = divmod(feed.position + batches * feed.batch_size, rows)
     epoch = feed.epoch + epochs
@@ -49,7 +49,7 @@ def main() -> None:
     mesh = Mesh(np.array(jax.devices()), ("data",))
     sharding = NamedSharding(mesh, PartitionSpec("data"))
     weights = jax.jit(lambda: jnp.zeros(8), out_shardings=NamedSharding(mesh, PartitionSpec()))()
-    unshuffled = feedline.Order(shuffle=False)  # so that the bad rows come one after the other
+    unshuffled = feedline.Order(shuffle=False)  # so that the bad rows are adjacent
     with feedline.Feed({"x": x, "y": y}, batch_size=400, sharding=sharding, order=unshuffled) as feed:
         saved, saved_weights, losses = feed.get_state(), weights, []
         while (step := feed.get_state()["step"]) < 80:

@@ -30,7 +30,7 @@ import feedline
 from feedline.trainer import CSVLog, LiveLine, fit, mesh_for
 
 VOCABULARY = 2048  # tokens
-END = "<|end|>"  # stands after each document
+END = "<|end|>"  # follows each document
 WEIGHTS = {"code": 2, "topics": 1, "docstrings": 1}  # of every four rows, how many are from each corpus
 HEAD = 64  # features of an attention head
 
@@ -69,7 +69,7 @@ def prepare(folder: Positional[Path]) -> None:
 
 
 def mixture(tokens: Path, length: int) -> feedline.Mixture:
-    """Rows of `length` tokens, into which the documents of one corpus are packed."""
+    """A mixture of the corpora, whose rows pack documents of one corpus into `length` tokens."""
     sources = {
         name: feedline.Packed({"tokens": (tokens / f"{name}.npy", tokens / f"{name}-offsets.npy")}, length)
         for name in WEIGHTS
@@ -125,7 +125,7 @@ def model(length: int, width: int, layers: int):
         return nnx.state(make(key), nnx.Param)
 
     def loss(params, batch):
-        """The mean cross-entropy of tokens that have a predecessor in their document: of all, and by corpus."""
+        """The mean cross-entropy of tokens with a predecessor in their document: over all, and for each corpus."""
         tokens, segments = batch["tokens"], batch["segment_ids"]
         follows = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
         scores = nnx.merge(graph, params)(tokens, segments, batch["positions"])[:, :-1]

@@ -1,4 +1,4 @@
-"""The consumer of all peers: measures one peer's reader, or checks its batches, at each request.
+"""The consumer of all peers: on request, measures one peer's reader, or checks its batches.
 
 `python consume.py READER.py` runs in the peer's own environment. The reader is a file with
 
@@ -6,7 +6,7 @@
     def prepare(task) -> None                           # optional: converts the rows to the peer's own format
     AT_ONCE: int                                        # optional: how many batches arrive together, by default 1
 
-tasks/ has what a reader is given: `rows_task.Rows` or `images_task.Images`.
+The task is a `Rows` of tasks/rows_task.py, or an `Images` of tasks/images_task.py.
 
 Each line on standard input is one request in JSON, each line on standard output its answer. The peer's own
 output goes to standard error. An error ends the process.

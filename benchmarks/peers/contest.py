@@ -24,9 +24,9 @@ class Case:
     """What all entrants read in turn.
 
     Attributes:
-      row_bytes: size of a row in a batch. No two cases of a benchmark have the same.
+      row_bytes: size of a row in a batch, different in each case of a benchmark.
       task: the fields of a task in peers/tasks/, and its "kind".
-      checks: tasks of which every entrant is checked before, each with a number of batches; None: a whole epoch.
+      checks: tasks to check each entrant before the measurement, with the number of batches; None: a whole epoch.
     """
 
     row_bytes: int
@@ -35,19 +35,19 @@ class Case:
 
 
 def above_0(text: str) -> float:
-    """The number above 0 that an option gives."""
+    """Parse an option that must be a number above 0."""
     if not (number := float(text)) > 0:
         raise argparse.ArgumentTypeError(f"it must be above 0, got {text}")
     return number
 
 
 def folder(text: str) -> Path:
-    """The folder that an option gives."""
+    """Parse an option that is the path of a folder."""
     return Path(text).expanduser().absolute()
 
 
 def parser(doc: str, entrants: Sequence[str], seconds: float, warm_up_s: float) -> argparse.ArgumentParser:
-    """The options that the benchmarks share. Each entrant is measured once a round, and stopped in between."""
+    """A parser of the options that the benchmarks of peers share."""
     asked = argparse.ArgumentParser(description=doc.partition("\n")[0])
     asked.add_argument("--rounds", type=int, choices=range(1, 1000), metavar="N", default=5, help="at least one")
     asked.add_argument(
@@ -81,7 +81,7 @@ def contest(
     standings: Callable[[Sequence[dict[str, Any]], int], dict[str, Any]],
     table: Callable[[dict[str, Any], int], str],
 ) -> dict[str, Any]:
-    """Measure all entrants in all cases, and print the `standings` of each as a `table`, by its size of rows."""
+    """Measure all entrants in all cases. After each case, print its `standings` as a `table`."""
     machine = describe()
     result: dict[str, Any] = {
         "benchmark": benchmark,

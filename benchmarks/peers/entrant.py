@@ -24,9 +24,9 @@ class CannotRun(RuntimeError):
 
 
 def interpreter_for(requirements: Path, folder: Path | None) -> Path:
-    """The Python of an entrant: this one without requirements or without a folder, else an environment there.
+    """The Python of an entrant: this one without requirements or a folder, else that of an environment there.
 
-    Entrants with equal requirements share one. All get this interpreter's version of jax.
+    Entrants with equal requirements share an environment. All environments get this interpreter's version of jax.
     """
     if folder is None or not requirements.exists():
         return Path(sys.executable)
@@ -64,9 +64,9 @@ def _last_lines(text: str) -> str:
 class Entrant:
     """A process that runs benchmarks/peers/consume.py with the reader of one entrant.
 
-    One thread uses it; its creator closes it. Between two requests SIGSTOP stops the whole process group,
+    For use by one thread, which must call `close`. Between two requests SIGSTOP stops the whole process group,
     so that no thread or worker of an idle entrant takes time from the one that is measured. The group is in the
-    session of this process: if this process is killed, the kernel sends SIGCONT and SIGHUP to it.
+    session of this process: if this process is killed, the kernel sends SIGCONT and SIGHUP to the group.
     """
 
     def __init__(self, name: str, interpreter: Path, work: Path, consumer: Path = _CONSUMER) -> None:
@@ -76,7 +76,7 @@ class Entrant:
         self._log = work / f"{name}.log"
         with self._log.open("w") as printed:
             self._process = subprocess.Popen(
-                # -P: the readers' folders are named like the libraries
+                # -P, because the readers' folders have the names of libraries
                 [interpreter, "-P", consumer, READERS / name / "reader.py"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -87,10 +87,10 @@ class Entrant:
     def ask(
         self, do: str, task: dict[str, Any] | None = None, limit_s: float = 300.0, **request: Any
     ) -> dict[str, Any]:
-        """The answer of consume.py to a request; the task gets a folder of this entrant's own.
+        """Send a request to consume.py, and return the answer. The task gets a folder of this entrant's own.
 
         Raises:
-          CannotRun: the process ended, or did not answer. It is closed.
+          CannotRun: the process ended, or did not answer. The entrant is then closed.
         """
         if task is not None:
             request["task"] = {**task, "folder": str(self._work / f"{self.name}-{task['folder']}")}
@@ -133,7 +133,7 @@ class Entrant:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def check(self, task: dict[str, Any], limit: int | None) -> dict[str, Any]:
-        """Convert the data to its own format if needed, then compare `limit` batches; None: a whole epoch."""
+        """Convert the data to the entrant's format if needed, and compare `limit` batches; None: an epoch."""
         prepared = self.ask("prepare", task, limit_s=1800)
         found = self.ask("check", task, limit=limit)
         right = not (found["wrong"] or found["repeated"] or found["missing"])

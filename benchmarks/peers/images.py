@@ -1,12 +1,12 @@
 """How many JPEGs per second does each loader deliver as cropped uint8 batches, on the same cores?
 
-`images_limit` is feedline's decoders alone. feedline's claims are refuted by less than 0.92 of it, or by less than
-1.2 × the best of the others.
+`images_limit` is feedline's decoders alone. feedline's claims are refuted if it reaches less than 0.92 of this
+limit, or less than 1.2 × the best of the others.
 
     python benchmarks/peers/images.py --out images.json       # ten minutes, after the first time
 
-Each entrant makes random crops, half of them mirrored, of the same files. First it must deliver an epoch of images
-that are recognised after any crop.
+Each entrant makes random crops, half of them mirrored, of the same files. Before the rounds, each must deliver an
+epoch of images that are recognised after any crop.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def compete(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def standings(samples: Sequence[Mapping[str, Any]], row_bytes: int) -> dict[str, Any]:
-    """{"entrants": as of `ranked`, "best_other": the fastest that is neither feedline nor the limit}."""
+    """{"entrants": the result of `ranked`, "best_other": the fastest that is neither feedline nor the limit}."""
     entrants = ranked(rates_of(samples, row_bytes), OURS, of_limit=LIMIT)
     return {
         "entrants": entrants,

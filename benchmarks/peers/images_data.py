@@ -1,4 +1,4 @@
-"""Makes the JPEGs of the benchmark of images, from photographs that installed packages ship, once."""
+"""Makes the JPEGs of the benchmark of images once, from photographs that installed packages ship."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ PHOTOS = {
     "motorcycle": ("skimage", "data/motorcycle_left.png"),
     "rocket": ("skimage", "data/rocket.jpg"),
 }
-"""The class of each photograph, the package that ships it, and its path there. What is missing is left out."""
+"""{class: (the package that ships the photograph, its path there)}. Photographs that are missing are left out."""
 FILE_BYTES = 108_000
-"""Of a file at most; the mean is 100 kB."""
+"""The largest size of a file; the mean is 100 kB."""
 _QUALITIES = (40, 98)
 _CLASSES_OF_MARKED = 4
 Image = npt.NDArray[np.uint8]
@@ -114,7 +114,7 @@ def _of_about(size: int, image: Image) -> bytes:
 
 
 def _folder(folder: Path, one: Callable[[int], tuple[str, bytes]], count: int) -> Path:
-    """Write the files `one(0)` ... to class folders, unless an earlier run completed that."""
+    """Write the files `one(0)`, `one(1)` ... to class folders, unless an earlier run completed this folder."""
     if folder.exists():
         return folder
     part = folder.with_name(f"{folder.name}.part")

@@ -5,8 +5,8 @@ ratio `feedline ÷ peer` and its whole interval are below 1 for a peer.
 
     python benchmarks/peers/peers.py --out peers.json     # twenty minutes with 3 rounds, after the first time
 
-The data takes gib × (1 + 2 × the number of row sizes) in --work, and each entrant holds a copy in memory. First it
-must deliver one epoch of a small file, whose rows are compared with the file.
+The data takes --gib × (1 + 2 × the number of row sizes) in --work, and each entrant holds a copy in memory. Before
+the rounds, each must deliver one epoch of a small file, and its rows are compared with the file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from peers.standings import ENTRANTS, standings, table
 
 _LEAST_ROW_BYTES = 8  # the first eight bytes identify a row
 _CHECKED_BYTES = 32 << 20
-"""A whole epoch of a file of this size is compared, in batches of 1 MiB; of the data itself two batches."""
+"""A whole epoch of a file of this size is compared, in batches of 1 MiB; of the data itself, only two batches."""
 _CHECKED_BATCH_BYTES = 1 << 20
 
 

@@ -1,4 +1,4 @@
-"""Medians and ratios of the benchmarks of peers, from the samples of its rounds. Pure."""
+"""Computes medians and ratios of a benchmark of peers, from the samples of its rounds. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from shared.rounds import paired
 
 PAIR = ("feedline_records", "grain_records_best")
-"""feedline and Grain over the same records; adjacent in ENTRANTS, so that a round measures one after the other."""
+"""feedline and Grain over the same records; adjacent in ENTRANTS, so that a round measures them in succession."""
 ENTRANTS = (
     "limit", "gather", "feedline", "numpy", "grain_batches", *PAIR, "grain_records", "spdl", "jax_dataloader",
     "torch_batched", "torch_usual", "tf_data_gather", "tf_data_slices", "mosaic_streaming", "litdata",
@@ -18,7 +18,7 @@ Rates = dict[str, dict[int, float]]
 """{entrant: {round: rows per second}}."""
 
 _GLOBAL_JUMP = 0.5
-"""The least `jump` of a full shuffle: the mean distance of successive rows ÷ a third of all rows, about 1."""
+"""The least `jump` that counts as a full shuffle, whose jump is about 1. See `Task.report`."""
 
 
 def standings(samples: Sequence[Mapping[str, Any]], row_bytes: int) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """Which loader starts sooner, and reads faster, from one store: feedline, MosaicML Streaming or LitData?
 
-Each gets the same rows of 3,072 bytes, shuffled, in batches of 1,024 that lie on a JAX device, from the same
-server, which answers after a planted latency: feedline as one .npy object, each of the others in shards of its
-own format and size (64 MB). Each starts with an empty cache on local disk that holds all data. Measured: the
-time from opening to the first batch, the first epoch, and the next two, which read the cache. A row begins with
-its number: every epoch must deliver each row once, but those of a last partial batch. MosaicML Streaming
-shuffles inside a range of rows, LitData inside a shard; feedline's shuffle is global.
+Each reads the same shuffled rows of 3,072 bytes, and places batches of 1,024 rows on a JAX device. The server
+answers after a planted latency. feedline reads one .npy object, the others shards of 64 MB in their own formats.
+Each starts with an empty cache on local disk, large enough for all data. Measured are the time from opening to
+the first batch, the first epoch, and the next two, which read the cache. Each row begins with its number, to check
+that every epoch delivers each row once, except for a last partial batch. MosaicML Streaming shuffles inside a
+range of rows, LitData inside a shard; feedline's shuffle is global.
 
     python benchmarks/peers/stores.py --latency-ms 50 --out stores_peers.json
 """
@@ -37,7 +37,7 @@ class Feedline:
         np.save(f"{folder}/x.npy", rows)
 
     def open(self, cache, device):
-        """A function that is called once an epoch: its batches, as arrays of JAX."""
+        """A function that is called once an epoch, and returns an iterable of its batches, as JAX arrays."""
         import feedline
 
         source = feedline.open_source(f"s3://{BUCKET}/x.npy", store=feedline.Store(cache=cache))
@@ -137,7 +137,7 @@ def measure(entrant, cache, count):
 
 
 def in_its_environment(python, step, *arguments, **variables):
-    """What a step of an entrant, in a process of its own, printed as its last line, as JSON."""
+    """Run a step of an entrant in a process of its own. Returns the last line that it prints, parsed as JSON."""
     command = [str(python), __file__, "--step", step, *map(str, arguments)]
     environment = os.environ | variables | {"JAX_PLATFORMS": "cpu"}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=environment)
@@ -147,7 +147,7 @@ def in_its_environment(python, step, *arguments, **variables):
 
 
 def main():
-    sys.path.insert(0, str(Path(__file__).parents[1]))  # what follows is not in the environments of the others
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # entrants' environments lack what these modules import
     from shared.script import save
     from shared.store import served
 

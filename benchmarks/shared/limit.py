@@ -16,7 +16,7 @@ CopyRows = Callable[[npt.NDArray[np.int64], npt.NDArray[Any]], object]
 """(indices, out) → copies row indices[i] to out[i], for each i."""
 
 _BUFFERS = 6
-"""As many batches as a feed has in memory. Two would stay in the cache, so that the cache would be measured."""
+"""As many batches as a feed keeps in memory. Two would stay in the processor's cache, which would be measured."""
 
 
 def numpy_gather(rows: npt.NDArray[Any]) -> CopyRows:
@@ -27,7 +27,7 @@ def numpy_gather(rows: npt.NDArray[Any]) -> CopyRows:
 
 def fastest_gather(rows: npt.NDArray[Any]) -> CopyRows:
     """The fastest gather known: feedline's own in C, as a feed calls it. Without the C library: `np.take`."""
-    from feedline._src.native.gather import RowGather  # here: another version of feedline may lack it
+    from feedline._src.native.gather import RowGather  # imported here: another version of feedline may lack it
 
     if not RowGather.can_gather([rows]):
         return numpy_gather(rows)
@@ -36,7 +36,7 @@ def fastest_gather(rows: npt.NDArray[Any]) -> CopyRows:
 
 
 class MemoryLimit:
-    """Threads that copy rows into a ring of buffers, in an order that was computed before.
+    """Threads that copy rows into a ring of buffers, in a precomputed order.
 
     They place no batch, and do not wait for each other. A feed of the same rows has to do more than this.
     """

@@ -11,12 +11,12 @@ import numpy as np
 _RESAMPLES = 10_000
 
 Entrant = Callable[[float], float]
-"""(seconds) → works for so many seconds and returns the rate that it reached."""
+"""(seconds) → the rate reached by working for this time."""
 Rates = dict[str, dict[int, float]]
 
 
 def alternate(entrants: Mapping[str, Entrant], rounds: int, seconds: float) -> Rates:
-    """{name: {round: rate}}. Each is measured once a round. Rounds alternate their order, so drift cancels."""
+    """{name: {round: rate}}. Each round measures each entrant once, every second round in reverse: drift cancels."""
     rates: Rates = {name: {} for name in entrants}
     for k in range(rounds):
         for name in list(entrants)[:: -1 if k % 2 else 1]:
@@ -25,7 +25,7 @@ def alternate(entrants: Mapping[str, Entrant], rounds: int, seconds: float) -> R
 
 
 def compared(rates: Rates, limit: str) -> dict[str, dict[str, Any]]:
-    """{name: median rate, the median of its ratios to `limit`, and all samples}."""
+    """{name: median rate, the median of its ratios to `limit`, the interval of `paired`, and all samples}."""
     return {
         name: {
             "median": statistics.median(of.values()),
@@ -39,10 +39,10 @@ def compared(rates: Rates, limit: str) -> dict[str, dict[str, Any]]:
 
 
 def paired(over: Mapping[int, float], under: Mapping[int, float]) -> dict[str, Any] | None:
-    """The geometric mean over rounds of the ratio of two rates, so that a slow minute of the machine affects both.
+    """The geometric mean, over rounds, of the ratio of two rates. A slow minute of the machine affects both rates.
 
     "low" and "high" are its 95 % interval, by the percentile bootstrap of the mean logarithm (Efron and Tibshirani
-    1993, chapter 13); with few rounds it is somewhat too narrow. None if they share no round.
+    1993, chapter 13); with few rounds it is somewhat too narrow. None if the two rates have no round in common.
     """
     both = sorted(over.keys() & under.keys())
     if not both:

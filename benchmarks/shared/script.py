@@ -13,11 +13,11 @@ except ImportError:  # another version of feedline, see core.py
     describe = dict
 
 MACHINE = describe()
-"""Described before anything is measured, so that its load is that of other programs."""
+"""Described before any measurement, so that the load is that of other programs."""
 
 
 def parser(doc):
-    """A parser of options with --out, described by the question that a script's docstring begins with.
+    """A parser of options with --out. Its description is the first line of `doc`, a script's docstring.
 
     Also makes JAX run on eight CPU devices, unless the environment says otherwise.
     """
@@ -30,9 +30,8 @@ def parser(doc):
 
 def save(name, options, **result):
     """Write the result of a benchmark to --out, as one object; also return it."""
-    asked = {
-        key: value for key, value in vars(options).items() if not isinstance(value, Path)
-    }  # no home directory
+    # paths are left out, because they may contain the home directory
+    asked = {key: value for key, value in vars(options).items() if not isinstance(value, Path)}
     whole = {"benchmark": name, "machine": MACHINE, "options": asked, **result}
     if options.out is not None:
         options.out.write_text(json.dumps(whole, default=str) + "\n")

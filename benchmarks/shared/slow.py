@@ -9,9 +9,10 @@ import numpy as np
 
 
 class Slow:
-    """Rows of which each read waits like a disk or a network, and uses no CPU.
+    """A source whose reads sleep, as if they waited for a disk or a network. They use no CPU.
 
-    `seconds` is for a call, or for so many rows. Each `every`-th call sleeps. If `cached`, a row sleeps once.
+    Each `every`-th call sleeps: for `seconds`, or, with `rows`, for `seconds` per `rows` rows. With `cached`, only
+    rows that were never read before count.
     """
 
     identity = {"kind": "slow"}  # noqa: RUF012

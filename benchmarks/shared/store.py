@@ -1,4 +1,4 @@
-"""A store on this machine, in a process of its own: files as objects, after a planted latency, at a set rate."""
+"""An object store in a process of its own: serves files after a planted latency, at a limited rate."""
 
 import contextlib
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def served(folder, latency_ms, connection_mb_s, prefix=""):
-    """The address of a server whose objects are the files of a folder."""
+    """Yield the address of a server whose objects are the files of a folder."""
     command = [sys.executable, __file__, folder, prefix, str(latency_ms / 1e3), str(connection_mb_s * 1e6)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -17,7 +17,7 @@ class Images(Task):
       images: a folder of class folders, the same for every peer; a label is the rank of its class folder's name.
       size: height and width of an image in a batch.
       scale: the least and the greatest area of a crop, as a share of the image.
-      ratio: its least and its greatest width ÷ height.
+      ratio: the least and the greatest width ÷ height of a crop.
     """
 
     images: str
@@ -43,13 +43,14 @@ class Images(Task):
         return [path for path, _ in files], [label for _, label in files]
 
     def placed(self, image, label):
-        """A batch of NumPy arrays on the mesh."""
+        """Place a batch of NumPy arrays on the mesh."""
         return jax.device_put({"image": image, "label": label.astype(np.int32, copy=False)}, self.sharding)
 
     def compare(self, batches, limit):
         """Compare batches with the marked images, which are recognised after any crop. Their labels must be right.
 
-        `area` is the mean area of a crop as a share of its image, `mirrored` the share of mirrored images.
+        In the result, `area` is the mean area of a crop ÷ that of its image, and `mirrored` the share of mirrored
+        images.
         """
         labels, wrong, seen = self.files()[1], 0, []
         for batch in batches:

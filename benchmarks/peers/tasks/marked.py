@@ -9,10 +9,10 @@ import numpy as np
 
 HEIGHT, WIDTH = 240, 320
 MOST = 40
-"""How many images there can be; their reds differ by five."""
+"""The largest number of images; their reds differ by five."""
 _FIRST_RED, _STEP = 20, 5
 _TOLERANCE = 8
-"""By how much a value may differ: JPEG and resizing round."""
+"""The largest accepted error of a value: JPEG and resizing round."""
 
 
 def marked_image(index):
@@ -32,7 +32,7 @@ class Seen:
       index: its number.
       height, width: of the crop, as shares of the image.
       mirrored: left and right are exchanged.
-      error: the largest difference of a value from those of such a crop, without the outermost pixels.
+      error: the largest difference from the values of an exact crop, except at the border.
     """
 
     index: int
@@ -43,11 +43,11 @@ class Seen:
 
     @property
     def area(self):
-        """Of the crop, as a share of the image."""
+        """The area of the crop, as a share of the image."""
         return self.height * self.width
 
     def fits(self, scale, ratio):
-        """Whether it is a crop of such a scale and ratio, and of an image that was decoded right."""
+        """Whether the image was decoded right, and the area and the shape of the crop are in these ranges."""
         shape = self.width * WIDTH / (self.height * HEIGHT)
         return (
             self.error <= _TOLERANCE
@@ -57,7 +57,7 @@ class Seen:
 
 
 def recognised(image):
-    """Which marked image it is, and which part of it."""
+    """Recognise the number of a marked image, and which part of it a crop shows."""
     values = image.astype(np.float64)
     size = len(image)
     index = round((float(np.median(values[..., 0])) - _FIRST_RED) / _STEP)

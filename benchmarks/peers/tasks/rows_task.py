@@ -34,7 +34,7 @@ class Rows(Task):
         return flat[: rows * self.row_bytes].reshape(rows, self.row_bytes)
 
     def compare(self, batches, limit):
-        """Compare batches with the rows themselves. Of all rows, `limit` batches are expected; None: all rows.
+        """Compare batches with the rows of the file. `limit` is the number of batches to expect; None: all rows.
 
         A row is found by its first eight bytes, which are random, and compared as a whole.
         """

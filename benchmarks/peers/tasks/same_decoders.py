@@ -1,4 +1,4 @@
-"""feedline's decoders for other loaders, whose environments lack feedline: it is imported from this tree."""
+"""feedline's decoders for other loaders. Their environments lack feedline, so it is imported from this tree."""
 
 import dataclasses
 import sys
@@ -14,7 +14,7 @@ from feedline._src.sources.decoded import Row
 
 @dataclasses.dataclass(frozen=True)
 class FileDecoder:
-    """Decodes files of an `Images` task. It can be pickled."""
+    """Decodes files of an `Images` task. Picklable."""
 
     task: object
 

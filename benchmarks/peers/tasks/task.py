@@ -13,7 +13,7 @@ class Task:
 
     Attributes:
       batch_rows: rows in a batch. A last partial batch is left out.
-      threads: cores of this machine, at most 16.
+      threads: how many threads to use: the number of cores of this machine, at most 16.
       folder: where a reader's `prepare` writes the data in the peer's own format.
       epochs: how often the rows are read; None: endless.
     """
@@ -29,28 +29,28 @@ class Task:
         return NamedSharding(jax.sharding.Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
 
     def placed(self, batch):
-        """A batch of a NumPy array on the mesh."""
+        """Place a batch, which is one NumPy array, on the mesh."""
         return jax.device_put(batch, self.sharding)
 
     def again(self, loader):
-        """What a loader yields, once for each epoch."""
+        """Yield what a loader yields, once for each epoch."""
         epoch = 0
         while self.epochs is None or epoch < self.epochs:
             yield from loader
             epoch += 1
 
     def orders(self, seed=0):
-        """A random permutation of all rows for each epoch."""
+        """Yield a random permutation of all rows for each epoch."""
         generator, epoch = np.random.default_rng(seed), 0
         while self.epochs is None or epoch < self.epochs:
             yield generator.permutation(len(self))
             epoch += 1
 
     def report(self, index, wrong, expected):
-        """What a check found: `index` is the row that each delivered row was recognised as.
+        """The result of a check. `index`: for each delivered row, the index that it was recognised to have.
 
-        `jump` measures the shuffle: the mean distance of successive rows, divided by that of a uniform shuffle (a
-        third of all rows).
+        `jump` measures the shuffle: the mean distance between successive indices, divided by that of a uniform
+        shuffle (a third of the number of rows).
         """
         return {
             "rows": len(index),

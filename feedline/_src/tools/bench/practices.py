@@ -51,7 +51,7 @@ class Pair:
 
 
 def pairs(large: Workload) -> dict[str, Pair]:
-    """{practice: on and off}. Where the time on the host changes, the model is small: longer steps would hide it."""
+    """{practice: on and off}. Practices that change the time on the host get a small model: long steps hide it."""
     short = PRESETS["short"]
 
     def of(off: Setup, name: str = "large", **on: Any) -> Pair:
