@@ -1,14 +1,14 @@
-"""How many times faster does a blocked order read a file that is not in memory than a full shuffle?
+"""From a file that is not in memory, how many times as fast as a full shuffle is a blocked order read?
 
 Several threads read batches from a mapped .npy file of random bytes, in rows of 3 KiB, with feedline's source. No
-page of the file is in the page cache when a measurement begins. Refuted if no blocked order reads twice the rows/s
-of the full shuffle.
+page of the file is in the page cache when a measurement begins. Refuted if no blocked order reaches twice the
+rows/s of the full shuffle.
 
-Each order reads 256 MiB of rows from the start of an epoch, which is one window of each blocked order. `read` is
-the bytes that the kernel fetched for this process ÷ the bytes of these rows. Pages that the kernel reads ahead
-during a full shuffle stay in memory, and later rows use them. So its rows/s grow with the number of rows, unless
-the data are larger than memory, and no gain can exceed the bytes of the file ÷ the bytes of the rows: a file of
-256 MiB shows nothing. Blocks smaller than the kernel's read-ahead, which is printed, should gain little.
+Each order reads the first 256 MiB of rows of an epoch, which is one window of each blocked order. `read` is the
+number of bytes that the kernel fetched for this process ÷ the bytes of these rows. In a full shuffle, pages that
+the kernel read ahead stay in memory and serve later rows. So its rows/s grow with the number of rows, unless the
+data are larger than memory, and no gain can exceed the size of the file ÷ the size of the rows: a file of 256 MiB
+shows nothing. Blocks smaller than the kernel's read-ahead, which is printed, should gain little.
 
     python benchmarks/claims/cold.py --folder /data    # 8 GiB, minutes; not a tmpfs
 
@@ -35,7 +35,7 @@ from feedline import Blocks, Order
 from feedline._src.order.epoch import rows_at
 
 ROW_BYTES, PART_ROWS, READ_ROWS = 3072, 1 << 15, 87_380
-BLOCKS = [(85, 1024), (341, 256), (1365, 64), (5461, 16)]  # rows, window: 256 MiB in blocks of ¼, 1, 4 and 16
+BLOCKS = [(85, 1024), (341, 256), (1365, 64), (5461, 16)]  # rows, window: 256 MiB in blocks of ¼, 1, 4, 16 MiB
 SHUFFLES = {"full": True, **{f"{rows} x {window}": Blocks(rows, window) for rows, window in BLOCKS}}
 
 
@@ -103,7 +103,7 @@ def main():
         read_ahead = read_ahead_kib(path)
         print("read-ahead:", read_ahead, "KiB")
         for seed in range(options.repeats):
-            for name, shuffle in SHUFFLES.items():  # in turns, so that a busy moment concerns all
+            for name, shuffle in SHUFFLES.items():  # alternately, so that a busy moment affects all
                 samples[name].append(sample(path, Order(seed, shuffle), options))
     finally:
         path.unlink(missing_ok=True)

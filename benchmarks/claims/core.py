@@ -1,19 +1,20 @@
-"""What does the path of columns cost: a feed beside only copying its rows, and a batch for the training thread?
+"""What does a feed cost, compared with only copying its rows, and what does a batch cost the training thread?
 
-- *feeds*: a feed of shuffled uint8 rows ÷ `np.take` alone, and ÷ the fastest gather known, which is feedline's own
-  in C. Rows in memory and in a mapped file, to one device and to all; also the core-seconds of a GB.
-- *thread*: µs of the training thread in `next(feed)`, and in letting go of the batch before (`del`), which frees
-  the GIL and must then wait for it. The thread sleeps 4 ms a step, as if it waited for accelerators.
+- *feeds*: rows/s of a feed of shuffled uint8 rows ÷ those of `np.take` alone, and ÷ those of the fastest gather
+  known, feedline's own in C; from memory and a mapped file, to one device and to all. Also core-seconds per GB.
+- *thread*: µs that the training thread spends in `next(feed)`, and in releasing the previous batch (`del`), which
+  releases the GIL and must then wait for it. The thread sleeps 4 ms a step, as if it waited for accelerators.
 - *order*: ns of one core for a row, with 65,536 rows a call; FEEDLINE_PURE_PYTHON=1 measures NumPy.
-- *resume*: ms of `set_state`, and from there to the first batch, at large positions.
+- *resume*: ms in `set_state`, and from its return to the first batch, at large positions.
 
-It calls public names alone, so that commits can be compared, in turns, on a machine that does nothing else:
+The script calls only public names of feedline, so that commits can be compared, alternately, on an idle machine:
 
     python benchmarks/claims/core.py --out core.json                        # four minutes
-    PYTHONPATH=/another/checkout python benchmarks/claims/core.py           # of which the C library was built, too
+    PYTHONPATH=/another/checkout python benchmarks/claims/core.py           # with its C library built
 
-Refuted by a feed with 16 MB batches from memory below 0.85 of `np.take`, `next` above 30 µs, letting go above
-40 µs, an order above 8 ns, or a resume above 10 ms or that grows with the position.
+Refuted if a feed from memory with batches of 16 MB reaches less than 0.85 of `np.take`; if `next` takes more than
+30 µs, releasing a batch 40 µs, or the order 8 ns; or if a resume takes more than 10 ms, or longer at a larger
+position.
 """
 
 import contextlib
@@ -43,7 +44,7 @@ ROWS, POSITIONS = (10**6, 10**9, 10**12, 10**15), (0, 10**6, 10**12)
 
 
 class Computed:
-    """So many rows {"x": int32}, which take no memory: row i is i mod 2^31."""
+    """`count` rows {"x": int32}, which take no memory: row i is i mod 2^31."""
 
     def __init__(self, count):
         self.spec = {"x": jax.ShapeDtypeStruct((), np.int32)}
@@ -64,7 +65,7 @@ def on(devices):
 
 
 def beside_limits(rows, file, batch_bytes, rounds, seconds):
-    """A feed to all devices and one to the first, from memory and from a file, and both limits, in turns."""
+    """Measure feeds from memory and from a file, to all devices and to the first, alternately with both limits."""
     devices, size = jax.devices(), rows.shape[1]
     batch_size = max(1, batch_bytes // size // len(devices)) * len(devices)
     cores = {}
@@ -113,7 +114,7 @@ def taking(feed, batch_size):
 
 
 def counted(rate, row_bytes, samples):
-    """`rate`, which also appends the core-seconds of a GB to `samples`."""
+    """`rate`, which also appends the core-seconds per GB to `samples`."""
 
     def measured(seconds):
         began, busy = time.perf_counter(), time.process_time()
@@ -163,7 +164,7 @@ def thread(flat, options):
 
 
 def looped(rows, batch_size, steps):
-    """Median µs in `next`, and to release the batch before, of a training loop that sleeps between batches."""
+    """Median µs in `next`, and to release the previous batch, in a training loop that sleeps between batches."""
     next_us, release_us = [], []
     with feedline.Feed(rows, batch_size, on(jax.devices())) as feed:
         batch = next(feed)

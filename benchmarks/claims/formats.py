@@ -31,7 +31,7 @@ BATCH_ROWS = GROUP_ROWS = 4096  # a group: a row group, a record batch, a chunk
 GROUPS, WINDOW, WIDTH = 12, 4, 3072  # window: the groups among which a blocked order shuffles
 ROWS = GROUPS * GROUP_ROWS
 # Each case makes files in a folder, and returns a source, the rows of each batch, and a generator function that
-# yields the same batches as the library reads them.
+# yields the same batches, read by the library.
 
 
 def images():
@@ -173,7 +173,7 @@ CASES = {
 
 
 def read_batches(source, batches):
-    """The rows of each batch, read by feedline into two buffers alternately. A function opens the source first."""
+    """Yield each batch, read by feedline into two buffers alternately. `source`: also a function that opens it."""
     source = source() if callable(source) else source
     buffers = [
         {k: np.empty((len(batches[0]), *s.shape), s.dtype) for k, s in source.spec.items()} for _ in range(2)
@@ -191,7 +191,7 @@ def seconds(batches):
 
 
 def measure(case, passes):
-    """Seconds of the passes of both, alternately, after a pass that compares their rows."""
+    """Compare the rows of feedline and the library in one pass, then time further passes of both, alternately."""
     with tempfile.TemporaryDirectory() as folder:
         source, batches, library = case(Path(folder))
         for mine, theirs in zip(read_batches(source, batches), library(), strict=True):

@@ -3,8 +3,8 @@
     python benchmarks/claims/lanes.py
 
 Bytes of the state, and the time from `set_state` to the next batch, for several kinds of lane after 1,024 and
-16,384 items; the best of nine. The claim that Grain causes this time is refuted by a figure far above that of
-Grain alone, which is measured too.
+16,384 items; the best of nine. The claim is that Grain causes this time. Refuted if restoring takes far longer
+than with Grain alone, which is measured, too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Does a feed's memory grow?
 
-This takes 100,000 batches, and reads the resident memory of the process before and after, as the kernel counts it.
-The loop holds two batches, like a loop that dispatches the next step before the last one is done. It pauses once
-among its first steps, as for a checkpoint: then all buffers are full, which needs the largest number of slabs.
-Refuted by growth of 8 MiB or more, or by a slab that is mapped after the first 20 batches.
+A loop takes 100,000 batches. The resident memory of the process, as the kernel counts it, is read after a warm-up
+and at the end. The loop holds two batches, like a loop that dispatches the next step before the last one is done.
+It pauses once among its first steps, as for a checkpoint: then all buffers are full, which needs the largest
+number of slabs. Refuted by growth of 8 MiB or more, or by a slab that is mapped after the first 20 batches.
 
     python benchmarks/claims/memory.py --out memory.json
 """

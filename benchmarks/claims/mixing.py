@@ -1,12 +1,12 @@
 """How many blocks must a window have for a blocked order to be as random as a full shuffle?
 
 The rows have 1,000 labels and are sorted by label, which is the worst case; a batch has 1,024 rows. The claim: a
-blocked order cannot replace shuffling such files once. Refuted if a batch from a window of 1 GiB or less has 95 %
-of the labels of a fully shuffled batch. If the file is in random order, all orders mix its labels equally.
+blocked order cannot replace shuffling such files once. Refuted if a batch from a window of 1 GiB or less has at
+least 95 % as many labels as a fully shuffled batch. If the file is in random order, all orders mix labels equally.
 
 - labels: the number of different labels in a batch, the mean of 40 batches.
-- jump: the distance between the rows at adjacent positions, divided by n / 3, which is that of a full shuffle.
-- moved: the distance of a row from its position, divided by n / 3, which is that of a full shuffle.
+- jump: the mean distance between the rows at adjacent positions, divided by n / 3; 1 for a full shuffle.
+- moved: the mean distance of a row from its position, divided by n / 3; 1 for a full shuffle.
 
     python benchmarks/claims/mixing.py
 """

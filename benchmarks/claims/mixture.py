@@ -1,10 +1,11 @@
-"""What does a mixture cost beside a feed over one array that holds the same rows?
+"""What does a mixture cost, compared with a feed over one array of the same rows?
 
-The claim: batches of 16 MiB come at 0.9 times the rate of one array and more, for rows of 256 B and of 3 KB, from
-three arrays in memory with the weights 5 : 3 : 2. Refuted if the median ratio of the rounds is below that. The one
-array has a leaf of int32 beside it, as the mixture adds one. Both take turns, so that a busy moment concerns both.
+The claim: a mixture of three arrays in memory, with the weights 5 : 3 : 2, delivers batches of 16 MiB at 0.9 times
+the rate of one array or more, for rows of 256 B and of 3 KB. Refuted if the median ratio of the rounds is below
+0.9. The feed of one array has a second leaf, of int32, because the mixture adds such a leaf. The two feeds are
+measured alternately, so that a busy moment affects both.
 
-The order alone, of 65,536 rows a call, is measured on one thread, without a claim.
+The order alone, with 65,536 rows a call, is measured on one thread, without a claim.
 
     python benchmarks/claims/mixture.py
 """

@@ -1,10 +1,10 @@
-"""Is the loss of a run that is killed and resumed on 1, 2, 4 and 8 processes one curve?
+"""If a run is killed and resumed on 1, 2, 4 and 8 processes, do its losses form one curve?
 
 A small network learns handwritten digits. One run is never stopped. The other begins on one process, is
-killed with SIGKILL, and continues from its newest checkpoint on two processes; then so on four, and on eight.
-Refuted if the loss of any step differs from that of the run that was never stopped by more than 0.01 %. Sums
-over a batch are taken in another order on other devices, which changes the last digits; a lost or repeated
-row would change the first ones.
+killed with SIGKILL, and continues from its newest checkpoint on two processes; then in the same way on four
+and on eight. Refuted if the two runs' losses of any step differ by more than 0.01 %. On other devices, sums over
+a batch are taken in another order, which changes the last digits; a lost or repeated row would change the
+first ones.
 
     python benchmarks/claims/one_curve.py --out one_curve.json
     python benchmarks/plot.py one_curve.json docs/one_curve.svg
@@ -22,7 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 STEPS, SAVE_EVERY, BATCH = 40, 20, 128  # steps for each number of processes
-KILLED_AFTER = 15  # steps that are lost and done again
+KILLED_AFTER = 15  # steps that are lost and repeated
 STEP_S = 0.05  # at least, so that a checkpoint is complete before the kill
 LARGEST_DIFFERENCE = 1e-4
 
@@ -72,7 +72,7 @@ def train(checkpoints, log, steps, killed):
 
 
 def part(folder, processes, steps, killed):
-    """{step: loss} of one part of a run, which continues from the newest checkpoint in `folder`."""
+    """Run one part, from the newest checkpoint in `folder` on. Returns {step: loss}."""
     log = folder / f"{processes}.csv"
     numbers = [str(steps), str(killed or 0)]
     command = [sys.executable, __file__, "--train", str(folder / "checkpoints"), str(log), *numbers]

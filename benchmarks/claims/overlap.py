@@ -1,7 +1,7 @@
 """How much longer is a step than the slower of loading and computing?
 
-A load that sleeps and a computation take equally long: with perfect overlap a step takes as long as one of them,
-without as long as both. Refuted by a median above 1.05 × the slower of them at prefetch 2.
+A load that sleeps and a computation take equally long. With perfect overlap, a step takes as long as one of the
+two; without overlap, as long as both. Refuted by a median above 1.05 × the slower of the two at prefetch 2.
 
     python benchmarks/claims/overlap.py --out overlap.json
 """

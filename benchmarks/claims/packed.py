@@ -1,9 +1,9 @@
-"""How full are packed rows, and how fast are they read, beside Grain's packing and a copy of the same bytes?
+"""How full are packed rows, and how fast are they read, compared with Grain's packing and a copy of the bytes?
 
     python benchmarks/claims/packed.py
 
-Lengths are log-normal, the longest 2,048 tokens. Grain packs by best fit with 64 bins, the documents in another
-order. The copy writes the three leaves of a batch from arrays in memory, the tokens uint16 → int32.
+Lengths are log-normal, the longest 2,048 tokens. Grain packs by best fit with 64 bins, and gets the documents in
+another order. The copy writes the three leaves of a batch from arrays in memory, and casts tokens to int32.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What does one process out of thousands do and send, and what of that grows with their number?
+"""What does one process out of thousands do and send, and what grows with the number of processes?
 
-One process plans and reads for a mesh that need not exist. The messages of all are counted by running the
-library's own code for each of them over a simulated coordination service, tests/simulated_service.py.
+One process plans and reads for a mesh that need not exist. The messages of all processes are counted: the
+library's own code runs for each process over a simulated coordination service, tests/simulated_service.py.
 
-feedline claims that the time of a step does not grow, nor do the calls of a process to build a feed, for a window
-of lanes, and for a check of replicas. Refuted if one of these grows between the smallest and the largest number of
-processes: calls by more than a tenth, the time of a step by half. What grows by design is shown beside them: the
-plan, which jax makes for the whole mesh, and the work of process 0, which stores the keys of all.
+feedline claims that neither the time of a step grows, nor the number of calls that a process makes to build a
+feed, for a window of lanes, or for a check of replicas. Refuted if, from the smallest to the largest number of
+processes, calls grow by more than a tenth, or the time of a step by more than half. Also shown is what grows by
+design: the plan, which jax makes for the whole mesh, and the work of process 0, which stores all keys.
 
     python benchmarks/claims/scale.py --out scale.json     # 16 to 16,384 processes, some minutes
 """
@@ -28,7 +28,7 @@ from claims.scale_messages import messages
 from claims.scale_plan import one_process
 
 FLAT = ("build", "build, one differs", "window of lanes", "check of replicas", "times for the report")
-"""Cases whose calls must not grow. While a process is late, the others ask again."""
+"""Cases whose calls must not grow. Cases with a late process are left out, because the others ask again."""
 
 
 def scale(processes: Sequence[int], rows: int, costs: Costs, repeats: int) -> list[dict[str, Any]]:
@@ -55,7 +55,7 @@ def scale(processes: Sequence[int], rows: int, costs: Costs, repeats: int) -> li
 
 
 def growth(first: dict[str, Any], last: dict[str, Any]) -> list[str]:
-    """What grows with the processes, though it must not."""
+    """What grows with the number of processes, although it must not."""
     calls = {case: [each["messages"][case]["calls"] for each in (first, last)] for case in FLAT}
     grown = [f"{case}: {few:.2f} to {many:.2f} calls" for case, (few, many) in calls.items() if many > 1.1 * few]
     few, many = (each["process"]["step_cpu_s"] * 1e6 for each in (first, last))

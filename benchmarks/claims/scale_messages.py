@@ -1,4 +1,4 @@
-"""How many messages processes exchange, by the library's own code over a simulated service."""
+"""Counts the messages of processes, by running the library's own code over a simulated service."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from feedline._src.order.schedule import Cursor
 
 _KEY = "feedline/feed/0/1"
 _MOST_READERS = 1024
-"""Processes of which each reads of all the others: more take minutes and gigabytes to simulate."""
+"""The most processes in cases where each reads from all others: more take minutes and gigabytes to simulate."""
 _LATE_S = 10.0
 _TIMES = {"read_s": 1e-3, "host_s": 1e-3, "place_s": 1e-4, "wait_s": 0.1, "loop_s": 5.0, "readers": 16}
-"""As long as what the processes tell of their stages."""
+"""Stands for the times that a process publishes, and is as long."""
 
 
 def messages(processes: int, description: Mapping[str, Any], costs: Costs) -> dict[str, dict[str, float]]:
@@ -72,7 +72,7 @@ def messages(processes: int, description: Mapping[str, Any], costs: Costs) -> di
 
 
 def _windows(service: Coordination, ends: bool) -> None:
-    """Two windows of lanes, one a process, of which none ends, or each at a place of its own."""
+    """Gather two windows of lanes, with one lane per process. No lane ends, or each ends at a row of its own."""
     gather = AllGather(service, _KEY, service.processes, kept=2)
     own = Report({service.process: 10**6 + service.process} if ends else {}).to_json()
     for window in range(2):
@@ -82,7 +82,7 @@ def _windows(service: Coordination, ends: bool) -> None:
 
 
 def _replicas(processes: int, costs: Costs) -> Outcome:
-    """Two processes own the same rows, as every two do, and compare checksums of four batches."""
+    """Two processes hold the same rows, as each pair of processes does, and compare checksums of four batches."""
     rows = 16 * processes
     checks = []
     for process in (0, 1):

@@ -31,7 +31,7 @@ _STEPS = 32
 
 @dataclasses.dataclass(frozen=True)
 class _Client:
-    """Of devices that do not exist: says in which process this is."""
+    """The client of devices that do not exist. It only has the index of this process."""
 
     process: int
 
@@ -54,7 +54,7 @@ def sharding_of(processes: int, process: int, replicas: int = 1) -> NamedShardin
     """The batch axis over one device of each process, as process `process` sees it.
 
     Args:
-      replicas: so many processes, one after the other, hold the same rows.
+      replicas: how many adjacent processes hold the same rows.
     """
     client = _Client(process)
     devices = np.empty(processes, object)
@@ -64,7 +64,7 @@ def sharding_of(processes: int, process: int, replicas: int = 1) -> NamedShardin
 
 
 def vast_source(rows: int) -> ArraySource:
-    """So many rows in some arrays. The rows of an array all lie at one address, so they take no memory."""
+    """`rows` rows in 16 arrays. All rows of an array reside at one address, so they take no memory."""
     ends = [rows * (i + 1) // _ARRAYS for i in range(_ARRAYS)]
     counts = [end - start for start, end in itertools.pairwise([0, *ends])]
     row = np.zeros(ROW_BYTES, np.uint8)
@@ -78,7 +78,7 @@ def options_of(source: Any, processes: int, process: int) -> FeedOptions:
 
 
 def stages_of(source: Any, processes: int, process: int) -> Stages:
-    """The stages of that feed. They agree with nobody."""
+    """The stages of that feed, without an agreement with other processes."""
     return build(options_of(source, processes, process)).first
 
 
@@ -86,12 +86,13 @@ def one_process(rows: int, processes: int, repeats: int) -> tuple[dict[str, Any]
     """Build and read as the middle one of `processes` processes, at the far end of `rows` rows.
 
     Returns:
-      {"heap_bytes": Python's objects that stay, among them the mesh and jax's map of it, "build_cpu_s": median
-      to open and plan, "describe_cpu_s": median to describe it to the others, "step_cpu_s": median for order,
-      addresses and copy of the rows of a step}, each time also with its "..._samples", and the description.
+      (figures, the feed's description). The figures: "heap_bytes", the Python objects that a feed keeps, with the
+      mesh and jax's map of it. Medians, each with its "..._samples": "build_cpu_s", to open and plan;
+      "describe_cpu_s", to describe the feed to other processes; "step_cpu_s", for the order, the addresses and the
+      copy of the rows of a step.
     """
     process, batch, source = processes // 2, LOCAL_ROWS * processes, vast_source(rows)
-    stages_of(source, 2, 1)  # what every first feed of a process allocates
+    stages_of(source, 2, 1)  # allocates what a process keeps after its first feed
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     kept = stages_of(source, processes, process)
@@ -110,7 +111,7 @@ def one_process(rows: int, processes: int, repeats: int) -> tuple[dict[str, Any]
         if not isinstance(access, RandomAccess):
             raise TypeError(f"rows in files have random access, got {type(access).__name__}")
         first = rows // batch - _STEPS
-        for steps in ([], samples["step"]):  # the first time its pages are not in the system's cache
+        for steps in ([], samples["step"]):  # the first pass only warms up caches
             for number in range(first, first + _STEPS):
                 _timed(steps, access.fill, Cursor(0, number * batch), 0, 1, access.buffers.lease())
     figures: dict[str, Any] = {"heap_bytes": after - before}
@@ -120,7 +121,7 @@ def one_process(rows: int, processes: int, repeats: int) -> tuple[dict[str, Any]
 
 
 def _timed(samples: list[float], call: Callable[..., Any], *arguments: Any) -> Any:
-    """What a call returns; its CPU seconds are added to the samples."""
+    """Make a call, append its CPU seconds to the samples, and return its result."""
     began = time.thread_time()
     found = call(*arguments)
     samples.append(time.thread_time() - began)

@@ -1,9 +1,9 @@
 """Does the report name the bottleneck that was planted in a real feed, and how long the loop waits?
 
-Reading or the transform sleeps for a multiple of what the loop sleeps. Refuted by a report that names another
-stage than planted, by a wait share that differs by more than 0.03 from that of the loop's own clock, by one
-that differs by more than 0.06 from the predicted one once the advice is followed, and by stalls of `Feed.diagnose`
-that differ by more than 40 % from the planted ones. Other programs on the machine disturb it.
+Reading or the transform sleeps for a multiple of what the loop sleeps. Refuted if the report names another stage
+than the planted one; if its wait share differs by more than 0.03 from that by the loop's own clock; if, once its
+advice is followed, the wait share differs by more than 0.06 from the predicted one; or if the stalls that
+`Feed.diagnose` finds differ by more than 40 % from the planted ones. Other programs disturb these figures.
 
     python benchmarks/claims/verdict.py --out verdict.json   # a minute
 """
@@ -35,7 +35,7 @@ def transform_of(seconds):
 
 
 def trained(steps, read=0.0, host=0.0, every=1, prefetch=2, threads=THREADS, buffer=2):
-    """The feed's report after a loop that sleeps, and the share of the time in `next` by the loop's own clock."""
+    """(the feed's report after a loop that sleeps, the share of time in `next` by the loop's own clock)."""
     reading = feedline.Reading(threads=threads, buffer=buffer)
     options = {"reading": reading, "prefetch": prefetch, "transform": transform_of(host)}
     drained = prefetch + buffer + 1  # batches that were read ahead
@@ -67,7 +67,7 @@ def planted(steps):
 
 
 def reports(steps):
-    """What the report says of each planted bottleneck, and of the settings that it advises."""
+    """Compare the report with each planted bottleneck, and its prediction with a run with the advised settings."""
     for name, options, bound in planted(steps):
         report, waits = trained(**options)
         found = {"planted": name, "expected": bound, "bound": report.bound, "waits": waits}

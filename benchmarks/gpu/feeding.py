@@ -95,7 +95,7 @@ def _bytes_rate(host, place, size, seconds):
 
 
 class _Work(NamedTuple):
-    """The data that all cases share, and the times of the feed and of one matrix product alone."""
+    """The data that all cases share, the rate of the feed alone, and the time of one matrix product."""
 
     rows: Any
     sharding: Any
@@ -173,7 +173,7 @@ def _run(step, state, batches, ahead, steps, seconds=0.0):
 
 @functools.partial(jax.jit, static_argnums=1)
 def _products(weights, products, state, batch):
-    """Read the whole batch, then multiply matrices. The number of products is static: otherwise the host would
+    """Read the whole batch, then multiply matrices. The number of products is static; otherwise the host would
     wait for the device in each iteration, and could not run ahead."""
     read = batch.reshape(len(state), -1).max(axis=1)[:, None, None]
     state = state + read.astype(state.dtype)

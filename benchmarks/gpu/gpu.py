@@ -10,8 +10,8 @@ Refuted, on a GPU, if
     step is 10 % longer than a batch takes to arrive.
 
 A process that has used a GPU holds most of its memory until it ends: JAX allocates 75 % of it at once. So this
-process never initialises a backend. Each part is a process, which writes PART.json in the folder after each case.
-A part that crashes or hangs ends only itself.
+process never initialises a backend. Each part runs in its own process, which writes PART.json in the folder after
+each case. A part that crashes or hangs ends only itself.
 
 On CPUs the same cases run with small sizes, and no claim is judged: placing an aligned array is no copy there, and
 compute and input share the cores. No figure for a GPU exists yet: statements about GPUs are from XLA's source.
@@ -41,7 +41,7 @@ from gpu.feeding import AHEAD, transfer_cases, utilisation_cases
 
 PARTS = {"transfer": transfer_cases, "utilisation": utilisation_cases}
 _GRACE_S = 60
-"""How long the last case of a part may go on after the part's time. Then its processes are killed."""
+"""How long the last case of a part may run after --seconds, before the part's processes are killed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,12 +106,12 @@ def run_part(name, options):
 
 
 def start_part(name, options):
-    """Run a part in a new process, which is killed with all that it started if it takes too long. Its result."""
+    """Run a part in a new process, and return its result. If it takes too long, it and its children are killed."""
     path = options.out / f"{name}.json"
     path.unlink(missing_ok=True)
     command = [sys.executable, __file__, "--here", name, "--out", options.out, "--seconds", str(options.seconds)]
     command += ["--quick"] * options.quick
-    process = subprocess.Popen(command, process_group=0)  # no session: that would outlive a job that is ended
+    process = subprocess.Popen(command, process_group=0)  # no new session: it would outlive a job that is ended
     error = None
     try:
         if process.wait(options.seconds + _GRACE_S):
@@ -135,16 +135,16 @@ def _empty(name):
 
 
 def _write(path, found):
-    """Replace the file, so that a process which is killed meanwhile loses nothing."""
+    """Replace the file atomically, so that a kill loses no earlier result."""
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(found))
     os.replace(partial, path)
 
 
 def verdicts(parts):
-    """[(claim, least, the worst figure or None, whether it holds)] of {part: what its file holds}.
+    """[(claim, the least figure claimed, the worst found or None, whether the claim holds)] of {part: its result}.
 
-    Whether it holds is None without a figure, and on CPUs, where nothing is judged.
+    Whether the claim holds is None without a figure, and on CPUs, where nothing is judged.
     """
     transfer, utilisation = (parts.get(name, {"results": []})["results"] for name in PARTS)
     claims = [

@@ -6,7 +6,7 @@ ratio `feedline ÷ peer` and its whole interval are below 1 for a peer.
     python benchmarks/peers/peers.py --out peers.json     # twenty minutes with 3 rounds, after the first time
 
 The data takes --gib × (1 + 2 × the number of row sizes) in --work, and each entrant holds a copy in memory. Before
-the rounds, each must deliver one epoch of a small file, and its rows are compared with the file.
+the rounds, each must deliver one epoch of a small file, whose rows are compared with the file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""feedline from memory: the array as source, all else by default."""
+"""feedline from memory: the array as source, and default options."""
 
 import feedline
 

@@ -12,5 +12,5 @@ copied = runpy.run_path(str(Path(__file__).parents[1] / "limit" / "reader.py"))[
 
 
 def batches(task):
-    """The buffers as they get full; a buffer is written again when the next one is asked for."""
+    """Yield each buffer once it is full. It is overwritten after the next buffer is requested."""
     return copied(task, fastest_gather(task.load()))

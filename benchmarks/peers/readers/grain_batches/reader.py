@@ -1,8 +1,8 @@
-"""Grain with whole batches as elements: a map of the user's that reads a batch by np.take.
+"""Grain with whole batches as elements: a user's map function reads a batch by np.take.
 
 Source: google-grain.readthedocs.io/en/latest/tutorials/dataset_advanced_tutorial.html. Grain has no
 vectorised read of its own; this is what its users write. np.take was 1.2 to 1.7 times as fast as
-rows[indices]; on two cores one thread did as well as two, four did worse.
+rows[indices]. On two cores, one thread was as fast as two, and four were slower.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """Grain as its JAX tutorial writes it: source, shuffle, repeat, batch, to_iter_dataset, device_put.
 
 Source: google-grain.readthedocs.io/en/latest/tutorials/jax_training_tutorial.html, section 5. Nothing is
-tuned: ReadOptions() has 16 threads, each of which makes a batch.
+tuned: ReadOptions() has 16 threads, and each makes a whole batch.
 """
 
 import grain

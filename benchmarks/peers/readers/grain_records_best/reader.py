@@ -1,8 +1,8 @@
 """Grain record by record, with the settings that were fastest.
 
 Source: ReadOptions' own documentation, which recommends 0 threads for data in memory to avoid contention for the
-GIL. Batching rows after to_iter_dataset was 1.3 times slower with 0 threads, and ten times with 2: each row then
-passes a queue. Worker processes (mp_prefetch) were no faster on two cores.
+GIL. Batching rows after to_iter_dataset took 1.3 times as long with 0 threads, and ten times as long with 2,
+because each row then passes through a queue. Worker processes (mp_prefetch) were no faster on two cores.
 """
 
 import grain

@@ -1,4 +1,4 @@
-"""The limit: feedline's decoders alone, on as many threads as cores, into six buffers that are used again.
+"""The limit: feedline's decoders alone, on as many threads as cores, into six buffers that are reused.
 
 The files are in this process's memory. Nothing is read, and nothing is placed. See limit/reader.py.
 """
@@ -13,7 +13,7 @@ copied = runpy.run_path(str(Path(__file__).parents[1] / "limit" / "reader.py"))[
 
 
 def batches(task):
-    """The buffers as they get full; a buffer is written again when the next one is asked for."""
+    """Yield each buffer once it is full. It is overwritten after the next buffer is requested."""
     decoder, (paths, labels) = FileDecoder(task), task.files()
     files = [Path(path).read_bytes() for path in paths]
 

@@ -1,8 +1,8 @@
 """SPDL's own image functions, which use FFmpeg, in a pipeline of threads.
 
 Sources: facebookresearch.github.io/spdl/0.8.0, "Building and Running Pipeline", and spdl.io.load_image_batch. As
-there, images are demuxed and decoded one by one, and converted to one buffer; here each gets a crop of its own.
-FFmpeg's libraries (4 to 9) must be installed: pip does not bring them.
+in that function, images are demuxed and decoded one by one, and converted to one buffer; here, each image gets a
+crop of its own. FFmpeg's libraries (4 to 9) must be installed: pip does not install them.
 """
 
 import math
@@ -16,7 +16,7 @@ THREADS, AT_ONCE_DECODED = 2, 32
 
 
 def batches(task):
-    """A call decodes 32 images."""
+    """Yield placed batches. Each call in the pipeline decodes 32 images."""
     paths, labels = task.files()
     labels = np.array(labels, np.int32)
 
@@ -44,7 +44,7 @@ def batches(task):
 
 
 def crop(width, height, task):
-    """FFmpeg's filters for a random crop, resized, that is mirrored half of the time."""
+    """FFmpeg's filters for a random crop, which is resized, and mirrored half of the time."""
     mirror = "hflip," if random.random() < 0.5 else ""
     for _ in range(10):
         area = width * height * random.uniform(*task.scale)

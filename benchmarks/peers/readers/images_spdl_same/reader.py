@@ -1,7 +1,7 @@
 """SPDL's pipeline of threads with feedline's decoders, which write into the memory of the batch.
 
 Sources: facebookresearch.github.io/spdl/0.8.0, "Building and Running Pipeline" and "Pipeline Parallelism": any
-function that releases the interpreter's lock can be a stage.
+function that releases the GIL can be a stage.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ THREADS, PARTS = 2, 2
 
 
 def batches(task):
-    """The source splits a batch in parts, each of which a thread decodes; the last stage places it."""
+    """The source splits a batch into parts, threads decode the parts, and the last stage places the batch."""
     decoder, (paths, labels) = FileDecoder(task), task.files()
     labels, rng = np.array(labels, np.int32), np.random.default_rng(0)
     size = task.batch_rows // PARTS

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 def batches(task):
-    """Decoded by libjpeg's less exact transform, which TensorFlow's models use."""
+    """JPEGs are decoded by libjpeg's less exact transform, which TensorFlow's models use."""
     paths, labels = task.files()
 
     def decoded(path, label):

@@ -13,7 +13,7 @@ AT_ONCE = 2
 
 
 def batches(task):
-    """The loader again for each epoch; workers stay."""
+    """Iterate over the loader once per epoch; its workers persist."""
     steps = [
         v2.RandomResizedCrop(task.size, task.scale, task.ratio, antialias=True),
         v2.RandomHorizontalFlip(),

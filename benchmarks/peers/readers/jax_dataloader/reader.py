@@ -1,14 +1,14 @@
 """jax-dataloader with its own backend, "jax", over an array.
 
-Source: github.com/BirkhoffG/jax-dataloader, README. It indexes whole batches; num_workers is ignored
-by that backend, so there is nothing to tune.
+Source: github.com/BirkhoffG/jax-dataloader, README. This backend indexes whole batches and ignores
+num_workers, so there is nothing to tune.
 """
 
 import jax_dataloader as jdl
 
 
 def batches(task):
-    """The loader again for each epoch."""
+    """Iterate over the loader once per epoch."""
     dataset = jdl.ArrayDataset(task.load(), asnumpy=True)
     loader = jdl.DataLoader(dataset, backend="jax", batch_size=task.batch_rows, shuffle=True, drop_last=True)
     for (batch,) in task.again(loader):

@@ -1,8 +1,8 @@
-"""The limit of NumPy: threads that only copy rows into six buffers, used again and again. Nothing is placed.
+"""The limit of NumPy: threads that only copy rows into six buffers, which are reused. Nothing is placed.
 
-What every loader has to do, without the rest: np.take writes each row once. mode="clip" spares the
-hidden temporary that mode="raise" makes beside `out`. Six buffers, because a pipeline has that many
-batches on their way, and fewer would stay in the cache.
+Every loader has to do at least this: np.take writes each row once. mode="clip" avoids the temporary array
+that mode="raise" makes beside `out`. A pipeline, too, has about six batches in flight; fewer buffers would
+stay in the processor's cache.
 """
 
 import math
@@ -17,13 +17,13 @@ BUFFERS = 6
 
 
 def batches(task):
-    """The buffers as they get full; a buffer is written again when the next one is asked for."""
+    """Yield each buffer once it is full. It is overwritten after the next buffer is requested."""
     rows = task.load()
     return copied(task, lambda indices, out: np.take(rows, indices, axis=0, out=out, mode="clip"))
 
 
 def copied(task, gather):
-    """Batches that `gather(indices, out)` makes, on `task.threads` threads. A thread makes a whole batch."""
+    """Yield batches that `gather(indices, out)` makes on `task.threads` threads. A thread makes a whole batch."""
 
     def filled(indices, buffer):
         gather(indices, buffer)

@@ -1,9 +1,9 @@
 """LitData from its chunks on the local disk, which lie in the page cache.
 
 Source: github.com/Lightning-AI/litdata, README: rows of fixed length are stored without a header
-for each and read as blocks by TokensLoader. item_shuffle_window=0 is its full shuffle inside a
-chunk; chunks themselves are shuffled, rows do not cross them. Its default, windows of 256, and two
-workers made no clear difference on two cores.
+for each and read as blocks by TokensLoader. item_shuffle_window=0 fully shuffles the rows inside each
+chunk; chunks are shuffled, too, but no row moves to another chunk. The default, windows of 256 rows, and
+two workers made no clear difference on two cores.
 """
 
 import torch
@@ -21,7 +21,7 @@ def prepare(task):
 
 
 def batches(task):
-    """The loader again for each epoch."""
+    """Iterate over the loader once per epoch."""
     blocks = TokensLoader(block_size=task.row_bytes)
     dataset = StreamingDataset(f"{task.folder}/chunks", item_loader=blocks, shuffle=True, item_shuffle_window=0)
     for batch in task.again(

@@ -1,8 +1,8 @@
 """MosaicML Streaming from MDS shards on the local disk, which lie in the page cache.
 
-Sources: docs.mosaicml.com/projects/streaming, "Performance Tuning" and "Shuffling" (its default
-algorithm, py1e, shuffles inside a range of samples, not globally). It opens the shard's file for each sample.
-Two workers were no clear gain on two cores.
+Sources: docs.mosaicml.com/projects/streaming, "Performance Tuning" and "Shuffling" (the default
+algorithm, py1e, shuffles inside a range of samples, not globally). The library opens the shard's file for each
+sample. Two workers were no clear gain on two cores.
 """
 
 import sys
@@ -26,7 +26,7 @@ def prepare(task):
 
 
 def batches(task):
-    """Rows come as bytes and are joined to a batch at once, which spares a tensor for each."""
+    """Rows arrive as bytes and are joined to a batch in one call, which avoids a tensor for each row."""
     clean_stale_shared_memory()
     dataset = StreamingDataset(local=f"{task.folder}/mds", shuffle=True, batch_size=task.batch_rows)
     for batch in task.again(DataLoader(dataset, task.batch_rows, drop_last=True, collate_fn=_joined)):

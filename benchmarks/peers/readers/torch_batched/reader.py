@@ -1,8 +1,8 @@
-"""PyTorch's DataLoader with a dataset that is asked for a batch at once.
+"""PyTorch's DataLoader with a dataset that reads a whole batch in one call.
 
-Source: docs.pytorch.org/docs/2.13/data.html, "Disable automatic batching": batch_size=None, and a
-sampler whose elements are lists of indices. Better still: elements that are tensors, and index_select, which
-was 3 to 4 times as fast as rows[index]. Two workers were slower: each batch crosses shared memory.
+Source: docs.pytorch.org/docs/2.13/data.html, "Disable automatic batching": batch_size=None, and a sampler whose
+elements are lists of indices. Here the elements are tensors, and the dataset calls index_select, which was 3 to 4
+times as fast as rows[index]. Two workers were slower, because each batch crosses shared memory.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 
 class Rows(Dataset):
-    """Rows that are had by a tensor of indices."""
+    """Rows, read by a tensor of indices."""
 
     def __init__(self, rows):
         self.rows = rows
@@ -36,7 +36,7 @@ class Vectors(Sampler):
 
 
 def batches(task):
-    """The loader again for each epoch."""
+    """Iterate over the loader once per epoch."""
     rows = Rows(torch.from_numpy(task.load()))
     loader = DataLoader(rows, sampler=Vectors(len(rows), task.batch_rows), batch_size=None)
     for batch in task.again(loader):

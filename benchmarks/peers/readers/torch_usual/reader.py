@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def batches(task):
-    """The loader again for each epoch."""
+    """Iterate over the loader once per epoch."""
     dataset = TensorDataset(torch.from_numpy(task.load()))
     for (batch,) in task.again(DataLoader(dataset, task.batch_rows, shuffle=True, drop_last=True)):
         yield task.placed(batch.numpy())

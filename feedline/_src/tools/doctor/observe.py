@@ -222,7 +222,7 @@ class Function:
         return True
 
     def _is_new(self, name: str, leaf: Any) -> bool:
-        """Whether `leaf` is a NumPy array, or a JAX array that was neither argument `name` nor result last time."""
+        """Whether it is a NumPy array, or a JAX array that the last call did not get by this name, nor return."""
         is_other = _is_array(leaf) and self._arguments.get(name) is not leaf and not self._was_returned(leaf)
         return is_other or isinstance(leaf, np.ndarray)
 
