@@ -41,7 +41,7 @@ _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Launch:
     """Start a command as several JAX processes on this machine.
 
-    The command goes last, after --. It calls feedline.cluster.initialize() to join the processes:
+    The command goes last, after --, and calls feedline.cluster.initialize() to join the processes:
 
         feedline launch --processes 4 --cpu -- python train.py --steps 100
 

@@ -29,7 +29,7 @@ _MAX_ROWS = 1 << 23
 
 
 def measure_coverage(feed: Feed, observed: Observed) -> Observed:
-    """Compare the first rows that a feed delivered on one device with its source, and count whole epochs' indices.
+    """Compare the first rows delivered on one device with the source, and count the row indices of whole epochs.
 
     Adds to `observed` what is covered and what is not, and returns `observed`. Raises `Difference` if the feed
     delivers other rows or other indices than expected.

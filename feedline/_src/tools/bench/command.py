@@ -100,7 +100,7 @@ class FeedBenchmark(_Benchmark):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _TrainingBenchmark(_Benchmark):
-    """The options of benchmarks of the trainer.
+    """The options that `modes` and `practices` share.
 
     Attributes:
       preset: small has 6 hidden layers of 256 units, and 1,024 rows a batch; reference, for accelerators, has 90

@@ -25,10 +25,10 @@ KILLED = "its process was killed: the host ran out of memory, or someone ended i
 
 
 def in_a_process(call: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """`call(*arguments)` in a new process with the same environment. {"error": ...} if that process was killed.
+    """Run `call(*arguments)` in a new process with the same environment. Returns {"error": ...} if it was killed.
 
-    The call, its arguments and its result must be picklable. Raises whatever `call` raises. The process ends with
-    this call, or with the process that makes it.
+    `call`, its arguments and its result must be picklable. Raises whatever `call` raises. The new process does not
+    outlive this function or this process.
     """
     *first, last = arguments
     with contextlib.closing(map_in_processes(functools.partial(call, *first), [last], workers=1)) as results:

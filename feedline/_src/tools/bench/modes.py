@@ -51,7 +51,7 @@ def modes(
 
 
 def measured(workload: Workload, mode: Mode, seconds: float) -> Figures:
-    """The figures of a mode in this process."""
+    """Measure a mode in this process."""
     workload = workload.for_devices()
     twice = dataclasses.replace(workload, rows=2 * workload.rows)
     figures, doubled = (batch_figures(each, mode, seconds) for each in (workload, twice))
@@ -101,7 +101,7 @@ def step_s(progress: Progress) -> float:
 
 
 def _product_rate(workload: Workload, program: Program, x: jax.Array, seconds: float) -> float:
-    """Floating-point operations per second of the matrix product of a hidden layer alone, on the same devices."""
+    """Measure the matrix product of one hidden layer alone, in floating-point operations per second."""
     everywhere = NamedSharding(program.mesh, P())
     signal = jax.jit(lambda x: jnp.ones((len(x), workload.width)), out_shardings=x.sharding)(x)
     kernel = jax.jit(lambda: jnp.full((workload.width,) * 2, 1 / workload.width), out_shardings=everywhere)()
@@ -116,7 +116,7 @@ def _product_rate(workload: Workload, program: Program, x: jax.Array, seconds: f
 
 
 def _merged(rounds: list[Figures]) -> Figures:
-    """The figures of the first round, with those that vary replaced by their medians over all rounds."""
+    """The figures of the first round; figures that vary between rounds are replaced by their medians."""
     first = rounds[0]
     if "step_ms" in first:
         for name in ("step_ms", "fed_step_ms", "rows_per_s", "wait_share", "of_matmul", "compile_s"):

@@ -51,7 +51,7 @@ class Pair:
 
 
 def pairs(large: Workload) -> dict[str, Pair]:
-    """{practice: on and off}. Practices that change the time on the host get a small model: long steps hide it."""
+    """{practice: on and off}. Practices that affect host time get a small model, whose short steps do not hide it."""
     short = PRESETS["short"]
 
     def of(off: Setup, name: str = "large", **on: Any) -> Pair:
@@ -89,7 +89,7 @@ def practices(
 
 
 def measured(pair: Pair, rounds: int, seconds: float) -> Figures:
-    """The figures of a practice on and off, in this process."""
+    """Measure a practice on and off, alternately, in this process."""
     found: Figures = {"workload": pair.workload}
     with contextlib.ExitStack() as context:
         runs: dict[str, Callable[[float], float]] = {}

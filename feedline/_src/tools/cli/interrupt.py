@@ -56,7 +56,7 @@ def interrupts_get_through() -> Iterator[None]:
 def interrupts_wait() -> Iterator[None]:
     """Delay interrupts of this thread until the block ends.
 
-    For example for imports: an interrupt while a C++ library is initialised raises ImportError, or crashes.
+    For imports: an interrupt while a C++ library is initialised becomes an ImportError, or crashes the process.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

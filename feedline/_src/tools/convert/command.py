@@ -17,8 +17,8 @@ class Convert:
     """Write the rows of any source as files that can be read fast, and compare them with the source.
 
     Row i of the result is row i of the source, with the same shapes and dtypes. Each file is read back. Files are
-    written to DESTINATION.partial, which is renamed once all are finished. To continue after a stop, run the same
-    command again: finished files are kept.
+    written to DESTINATION.partial, which is renamed once all files are finished. To continue after a stop, run the
+    same command again: finished files are kept.
 
         feedline convert 'raw/*.parquet' rows --format npy --workers 8
 

@@ -50,7 +50,7 @@ def convert(
 
     Row i of the files is row i of the source, with the same shapes and dtypes. Each file is read back, and must
     have the digest of the source's rows. The files are written to `destination`.partial, which is renamed once all
-    are finished. If `convert` is stopped earlier, call it again with the same arguments: finished files are kept.
+    files are finished. If `convert` was stopped, call it again with the same arguments: finished files are kept.
 
     Args:
       source: what `feedline.Feed` and `feedline.open_source` take, except for streams, mixtures and ragged rows.

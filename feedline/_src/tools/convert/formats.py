@@ -230,4 +230,4 @@ _WRITERS: dict[FormatName, Callable[[Path, np.dtype[Any], Chunks, int, int], Non
     "parquet": _write_parquet,
     "zarr": _write_zarr,
 }
-"""Each gets the path, a row's dtype, the chunks, and the numbers of rows in the file and in a chunk."""
+"""Each writer gets the path, a row's dtype, the chunks, and the numbers of rows in the file and in a chunk."""

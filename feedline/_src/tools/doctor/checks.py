@@ -56,7 +56,7 @@ def machine_findings(environ: Mapping[str, str], data: Path | None) -> Iterator[
 def own_devices() -> tuple[str, int]:
     """The platform of this process's devices, and the number of its accelerators; without any, 1.
 
-    If JAX cannot start, for example without the GPUs that JAX_PLATFORMS names, the platform is the reason as text.
+    If JAX cannot start, for example without the GPUs that JAX_PLATFORMS names, the platform is the reason.
     """
     try:
         platform = jax.default_backend()

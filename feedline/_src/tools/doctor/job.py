@@ -114,7 +114,7 @@ def _is_stopped(process: subprocess.Popen[bytes], group: int, limit_s: float | N
 
 
 def job_findings(ran: Ran) -> Iterator[Finding]:
-    """All findings of an observed command. If it has several processes, the one with the most calls is judged."""
+    """All findings of an observed command. Of its processes, only the one with the most calls is judged."""
     yield from made({"the command": lambda: ended(ran)})
     if not ran.processes:
         yield Finding("unknown", ran.reason, name="the job")

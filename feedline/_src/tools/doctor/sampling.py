@@ -33,7 +33,7 @@ _OF_JAX = {
     **dict.fromkeys(("device_put", "asarray", "array"), PLACE),
     **dict.fromkeys(("make_array_from_process_local_data", "make_array_from_callback"), PLACE),
 }
-"""What the thread does in a function of jax or NumPy with this name."""
+"""{name of a function of jax or NumPy: what a thread does in it}."""
 _IN_C = re.compile(r"\b(np|numpy)\.(as)?array\(|\.block_until_ready\(")
 """Source lines that fetch or wait without a Python frame in jax: NumPy reads the buffers of CPU devices itself."""
 _MAX_TEXT = 40

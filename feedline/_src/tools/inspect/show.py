@@ -115,7 +115,7 @@ def _where(mesh: Mapping[str, int], plan: Plan) -> Iterator[RenderableType]:
 
 
 def _memory(options: FeedOptions, plan: Plan) -> Iterator[RenderableType]:
-    """The formulas with their numbers."""
+    """The formulas of memory with their numbers."""
     memory, settings = plan.memory, plan.settings
     ahead, prefetch = f"{'window' if plan.lanes else 'buffer'} {settings.buffer}", f"prefetch {settings.prefetch}"
     host, on_cpu_devices = settings.host_batches, settings.host_batches_on_cpu_devices

@@ -95,7 +95,7 @@ def _fitted(options: TrainOptions, data: Labelled, feed: Feed) -> tuple[Fitted, 
 
 
 def _print_start(options: TrainOptions, progress: Progress) -> None:
-    """Print from which step this run begins, at the first report of the run."""
+    """At the first report of a run, print the step from which the run begins."""
     start = "none yet, training begins"
     if progress.resumed:
         end = "training goes on from there" if progress.step > progress.resumed else "and no step is left to do"
