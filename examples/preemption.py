@@ -3,8 +3,7 @@
 python examples/preemption.py runs/3 60
 feedline launch --processes 2 --cpu --devices-per-process 2 -- python examples/preemption.py runs/3 60
 
-The arguments are the folder of the checkpoints, and the number of steps. A second run continues from the newest
-checkpoint.
+The arguments are the folder of the checkpoints, and the number of steps. A second run continues the first one.
 """
 
 import sys

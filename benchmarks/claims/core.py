@@ -12,9 +12,8 @@ The script calls only public names of feedline, so that commits can be compared,
     python benchmarks/claims/core.py --out core.json                        # four minutes
     PYTHONPATH=/another/checkout python benchmarks/claims/core.py           # with its C library built
 
-Refuted if a feed from memory with batches of 16 MB reaches less than 0.85 of `np.take`; if `next` takes more than
-30 µs, releasing a batch 40 µs, or the order 8 ns; or if a resume takes more than 10 ms, or longer at a larger
-position.
+Refuted if a feed from memory with batches of 16 MB is below 0.85 of `np.take`; if `next` takes more than 30 µs,
+releasing a batch 40 µs, or the order 8 ns; or if a resume takes more than 10 ms, or longer at larger positions.
 """
 
 import contextlib

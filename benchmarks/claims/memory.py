@@ -29,7 +29,7 @@ SETTLED = 20
 PAUSE = 10
 """The batch after which the loop pauses."""
 WARM_UP = 2_000
-"""Batches before the first reading of memory: by then allocators and caches have grown to their size."""
+"""Batches of the warm-up: by then allocators and caches have grown to their size."""
 
 
 def resident_bytes() -> int:

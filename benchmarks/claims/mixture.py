@@ -2,10 +2,8 @@
 
 The claim: a mixture of three arrays in memory, with the weights 5 : 3 : 2, delivers batches of 16 MiB at 0.9 times
 the rate of one array or more, for rows of 256 B and of 3 KB. Refuted if the median ratio of the rounds is below
-0.9. The feed of one array has a second leaf, of int32, because the mixture adds such a leaf. The two feeds are
-measured alternately, so that a busy moment affects both.
-
-The order alone, with 65,536 rows a call, is measured on one thread, without a claim.
+0.9. The feed of one array has a second leaf, of int32, because the mixture adds such a leaf. The feeds alternate,
+so that a busy moment affects both. The order alone is measured without a claim, on one thread, 65,536 rows a call.
 
     python benchmarks/claims/mixture.py
 """

@@ -28,7 +28,7 @@ LARGEST_DIFFERENCE = 1e-4
 
 
 def train(checkpoints, log, steps, killed):
-    """One process of a part: train to the last step, or until this process is killed."""
+    """Run one process of a part: train to the last step, or until this process is killed."""
     import jax
     import optax
     from jax.sharding import NamedSharding, PartitionSpec

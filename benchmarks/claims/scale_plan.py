@@ -86,10 +86,9 @@ def one_process(rows: int, processes: int, repeats: int) -> tuple[dict[str, Any]
     """Build and read as the middle one of `processes` processes, at the far end of `rows` rows.
 
     Returns:
-      (figures, the feed's description). The figures: "heap_bytes", the Python objects that a feed keeps, with the
-      mesh and jax's map of it. Medians, each with its "..._samples": "build_cpu_s", to open and plan;
-      "describe_cpu_s", to describe the feed to other processes; "step_cpu_s", for the order, the addresses and the
-      copy of the rows of a step.
+      (figures, the feed's description). "heap_bytes": Python objects that a feed keeps, with the mesh and jax's
+      map of it. Medians, each with its "..._samples": "build_cpu_s", to open and plan; "describe_cpu_s", to
+      describe the feed to the others; "step_cpu_s", for the order, addresses and copy of the rows of a step.
     """
     process, batch, source = processes // 2, LOCAL_ROWS * processes, vast_source(rows)
     stages_of(source, 2, 1)  # allocates what a process keeps after its first feed

@@ -53,7 +53,7 @@ def trained(steps, read=0.0, host=0.0, every=1, prefetch=2, threads=THREADS, buf
 
 
 def planted(steps):
-    """(name, options of `trained`, what binds), for each stage alone, for pairs, and for the loop."""
+    """Yield (name, options of `trained`, the planted bottleneck), for single stages, pairs, and the loop."""
     for stage in ("read", "host"):
         for factor in (1.2, 2, 5):
             yield f"{stage} × {factor}", {stage: factor * LOOP_S * THREADS, "steps": steps}, stage
@@ -87,7 +87,7 @@ def reports(steps):
 
 
 def ahead(steps):
-    """A loop that waits for each tenth step only: the devices compute while it is in `next`."""
+    """Run a loop that waits only for each tenth step: the devices compute while the loop is in `next`."""
     x, reading = jnp.zeros((ROWS, 64)), feedline.Reading(threads=1)
     busy = computation(x, 2 * LOOP_S)
     with feedline.Feed(Slow(LOOP_S, (4,), ROWS), ROWS, jax.devices()[0], reading=reading) as feed:

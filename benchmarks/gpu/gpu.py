@@ -4,10 +4,10 @@
     python benchmarks/gpu/gpu.py --part utilisation --out gpu   # one part
 
 Refuted, on a GPU, if
-  - a batch of 16 MB or more in one leaf goes from feedline's slabs to the devices at less than 0.9 of the rate out
-    of pinned memory. New NumPy arrays are shown, too;
-  - at prefetch 2 the accelerator utilisation (batches × step on resident data ÷ wall time) is below 0.99 where a
-    step is 10 % longer than a batch takes to arrive.
+  - a batch of 16 MB or more in one leaf goes from feedline's slabs to the devices at less than 0.9 of the rate
+    from pinned memory (new NumPy arrays are shown, too);
+  - at prefetch 2 the accelerator utilisation (batches × step on resident data ÷ wall time) is below 0.99, although
+    a step is at least 10 % longer than a batch takes to arrive.
 
 A process that has used a GPU holds most of its memory until it ends: JAX allocates 75 % of it at once. So this
 process never initialises a backend. Each part runs in its own process, which writes PART.json in the folder after

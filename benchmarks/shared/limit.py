@@ -1,4 +1,4 @@
-"""The memory limit: how fast this machine gathers shuffled rows and does nothing else, with NumPy and with C."""
+"""The memory limit: how fast this machine gathers shuffled rows, and nothing else, with NumPy and with C."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CopyRows = Callable[[npt.NDArray[np.int64], npt.NDArray[Any]], object]
 """(indices, out) → copies row indices[i] to out[i], for each i."""
 
 _BUFFERS = 6
-"""As many batches as a feed keeps in memory. Two would stay in the processor's cache, which would be measured."""
+"""As many batches as a feed keeps in memory. With only two, the processor's cache would be measured."""
 
 
 def numpy_gather(rows: npt.NDArray[Any]) -> CopyRows:

@@ -11,8 +11,7 @@ import numpy as np
 class Slow:
     """A source whose reads sleep, as if they waited for a disk or a network. They use no CPU.
 
-    Each `every`-th call sleeps: for `seconds`, or, with `rows`, for `seconds` per `rows` rows. With `cached`, only
-    rows that were never read before count.
+    Each `every`-th call sleeps `seconds`, or `seconds` per `rows` rows. With `cached`, only new rows count.
     """
 
     identity = {"kind": "slow"}  # noqa: RUF012

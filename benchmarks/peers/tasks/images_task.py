@@ -49,8 +49,7 @@ class Images(Task):
     def compare(self, batches, limit):
         """Compare batches with the marked images, which are recognised after any crop. Their labels must be right.
 
-        In the result, `area` is the mean area of a crop ÷ that of its image, and `mirrored` the share of mirrored
-        images.
+        `area` is the mean area of a crop as a share of its image, `mirrored` the share of mirrored images.
         """
         labels, wrong, seen = self.files()[1], 0, []
         for batch in batches:

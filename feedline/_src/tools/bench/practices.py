@@ -51,7 +51,7 @@ class Pair:
 
 
 def pairs(large: Workload) -> dict[str, Pair]:
-    """{practice: on and off}. Practices that affect host time get a small model, whose short steps do not hide it."""
+    """{practice: on and off}. Practices that affect the host's time get a small model: long steps hide it."""
     short = PRESETS["short"]
 
     def of(off: Setup, name: str = "large", **on: Any) -> Pair:
