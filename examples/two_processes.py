@@ -14,7 +14,7 @@ import feedline
 
 
 def main() -> None:
-    feedline.cluster.initialize()  # before any other use of jax; then jax.devices() lists those of all processes
+    feedline.cluster.initialize()  # before jax is used; then jax.devices() lists the devices of all processes
 
     # 10,000 rows of 8 numbers; the model learns their sum. Every process can read all rows.
     x = np.random.default_rng(0).normal(size=(10_000, 8)).astype(np.float32)

@@ -20,8 +20,8 @@ class Audit:
 
     The audit runs the feed on one CPU device. Then it varies the number of processes, the mesh, threads, workers
     and the batch size, and also kills the feed half way and resumes it in new processes.
-    Each process computes a digest of every row that its devices hold, bit by bit. It must equal the digest of the
-    same row on one device. Exit code 1: something differs; the first layout, batch, row and leaf are printed.
+    Each process computes a digest of every row that its devices hold, bit by bit. Each digest must equal that of
+    the same row on one device. Exit code 1: something differs; the first layout, batch, row and leaf are printed.
 
     Attributes:
       target: a path or glob of files, to audit a feed of all their leaves; or module:make_feed, imported from the
