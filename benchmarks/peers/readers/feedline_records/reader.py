@@ -1,6 +1,6 @@
 """feedline record by record: the same shuffled Grain dataset as in grain_records_best, read through a feed.
 
-In both, Grain shuffles and returns single records; here, feedline makes batches of the records and places them.
+In both, Grain shuffles and reads single records; here, feedline makes batches of the records and places them.
 This environment has prometheus_client, which flax and Orbax install. If Grain finds prometheus_client, it counts
 every record, for 3 µs each. The environment of grain_records_best has Grain alone, so prometheus_client is hidden
 here.
