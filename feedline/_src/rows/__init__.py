@@ -1,1 +1,1 @@
-"""What a source of rows offers, and what its rows look like: specs, values, row indices, bad rows."""
+"""The base classes of sources, and what all sources share: specs, checked casts, digests, bad rows."""

@@ -21,7 +21,7 @@ class BadRow(NamedTuple):
       at: its offset in the global batch.
       epoch, position: the epoch, and the row's position in the epoch's order.
       row: its row index in the source; for a stream, its position in the stream.
-      substitute: the row index of its substitute, whose values the batch has.
+      substitute: the row index of its substitute. The batch contains the values of the substitute.
       error: the message of the error that the bad row caused.
       file: the file of the row, if known.
     """
@@ -36,7 +36,7 @@ class BadRow(NamedTuple):
 
     @classmethod
     def of(cls, error: RowError, at: int, substitute: int) -> BadRow:
-        """The bad row that an error describes, once `error.locate` was called."""
+        """Make a `BadRow` from an error. Call `error.locate` first: it sets the row, epoch and position."""
         assert error.row is not None
         assert error.epoch is not None
         assert error.position is not None
@@ -47,9 +47,9 @@ class BadRow(NamedTuple):
 def find_bad_rows(
     attempt: Callable[[slice], None], rows: Indices, error: RowError
 ) -> Iterator[tuple[int, RowError]]:
-    """Yield offset and error of each bad row of a failed read, ascending. At the end, all good rows are read.
+    """Yield (offset, error) of each bad row of a failed read, ascending. Afterwards, all good rows have been read.
 
-    One bad row among k costs at most three more reads if its error names the row, and 2 log₂ k if not.
+    For one bad row among k, this makes at most three more reads if the error names the row, else 2 log₂ k.
 
     Args:
       attempt: reads a slice of the rows again, or raises a `RowError`.
@@ -57,7 +57,7 @@ def find_bad_rows(
       error: the error that the read of all rows raised.
 
     Raises:
-      RowError: a StopIteration inside the source caused an error, so no row is to blame.
+      RowError: a StopIteration inside the source caused an error, so no row is bad.
 
     Example:
       >>> def attempt(here):
@@ -87,7 +87,7 @@ def _failure(attempt: Callable[[slice], None], here: slice) -> RowError | None:
 
 
 def _pieces(here: slice, rows: Indices, error: RowError) -> list[slice]:
-    """Split a failed read around the row that its error names, or else in halves. The last piece comes first."""
+    """Split a failed read at the row that its error names, or in halves if it names none. Last piece first."""
     if here.stop - here.start == 1:
         return [here]
     named = np.flatnonzero(rows[here] == error.row)
@@ -103,7 +103,7 @@ def raise_located(
 ) -> NoReturn:
     """Raise the error of the first bad row of a read, with its row index, epoch and position.
 
-    If no row fails when it is read alone, raise `error`.
+    If no single row fails again, raise `error`.
     """
     for i, failure in find_bad_rows(attempt, rows, error):
         failure.locate(int(rows[i]), int(positions.epoch[i]), int(positions.position[i]))
@@ -112,6 +112,6 @@ def raise_located(
 
 
 def check_concerns_a_row(error: RowError) -> None:
-    """Raise the error if a StopIteration inside the source caused it, because then no row is to blame."""
+    """Raise the error if a StopIteration inside the source caused it, because then no row is bad."""
     if isinstance(error.__cause__, StopIteration):
         raise error

@@ -16,7 +16,7 @@ SAMPLED_BYTES = 1 << 12
 
 
 def of_file(path: str | os.PathLike[str]) -> list[Any]:
-    """The size of a file, and a digest of sixteen blocks of 4 KiB, evenly spread from its start to its end."""
+    """Return the size of a file, and a digest of sixteen blocks of 4 KiB, evenly spread over the file."""
     size = os.path.getsize(path)
     with Path(path).open("rb") as file:
 
@@ -33,19 +33,19 @@ def samples_of_file(size: int) -> list[tuple[int, int]]:
 
 
 def of_samples(size: int, samples: Sequence[bytes]) -> list[Any]:
-    """What `of_file` returns, computed from the size of a file and its blocks at `samples_of_file`."""
+    """Like `of_file`, for a file whose blocks, as listed by `samples_of_file`, have already been read."""
     return [size, hashlib.sha256(b"".join(samples)).hexdigest()[:32]]
 
 
 def of_array(array: npt.NDArray[Any], samples: int = _SAMPLES) -> list[Any]:
-    """Dtype and shape of an array, and a digest of `samples` of its rows."""
+    """Return dtype and shape of an array, and a digest of up to `samples` rows: of at most 4 KiB of each row."""
     return of_rows(array.dtype, array.shape, array.__getitem__, samples)
 
 
 def of_rows(
     dtype: np.dtype[Any], shape: tuple[int, ...], row_at: Callable[[int], Any], samples: int = _SAMPLES
 ) -> list[Any]:
-    """What `of_array` returns, computed from rows that `row_at` reads one by one."""
+    """Like `of_array`, for an array whose rows `row_at` reads one at a time."""
     hashed = hashlib.sha256()
     for row in sampled(shape[0], samples):
         hashed.update(np.ascontiguousarray(row_at(row)).reshape(-1).view(np.uint8)[:SAMPLED_BYTES].tobytes())

@@ -1,4 +1,4 @@
-"""Computes in which file shard each row of a source lies, from the lengths of the shards alone."""
+"""Maps each row to its shard: one of the consecutive files, groups or sources that divide all rows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Shards:
         Raises:
           IndexError: one of these rows does not exist.
         """
-        # as uint64, negative rows become the largest, so one maximum finds rows below and above the range
+        # as uint64, negative rows are huge, so one maximum detects rows below and above the range
         if len(rows) and int(rows.astype(np.int64, copy=False).view(np.uint64).max()) >= len(self):
             raise IndexError(f"rows are 0 to {len(self) - 1}, got {rows.min()} to {rows.max()}")
         if len(self.ends) == 1:
@@ -46,9 +46,9 @@ class Shards:
         return np.searchsorted(self.ends, rows, side="right")
 
     def split(self, rows: Indices) -> Iterator[tuple[int, Indices, slice | Indices]]:
-        """Yield (shard, rows within it, their offsets in `rows`) for each shard that has any of `rows`, ascending.
+        """Yield (shard, row numbers within the shard, offsets in `rows`) for each shard that occurs, ascending.
 
-        Adjacent offsets are a slice, so that the rows can be read directly into that part of an output array.
+        Adjacent offsets are yielded as a slice, so rows can be read directly into a slice of an output array.
         """
         shard = self.of(rows)
         for one, offsets in offsets_by_label(shard, len(self.ends)):
@@ -56,7 +56,7 @@ class Shards:
 
 
 def offsets_by_label(labels: Indices, count: int) -> Iterator[tuple[int, slice | Indices]]:
-    """Yield (label, its offsets in `labels`) for each label that occurs, ascending. Adjacent offsets are a slice.
+    """Yield (label, its offsets in `labels`) for each label that occurs, ascending; adjacent offsets as a slice.
 
     Args:
       labels: int64[k], each 0 … count − 1.

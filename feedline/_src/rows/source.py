@@ -1,6 +1,6 @@
 """Sources of rows: the protocol for users' sources, and the base classes of feedline's sources, with defaults.
 
-A user's `RowSource` is wrapped once, when it is opened, so no other code has to ask which optional members it has.
+A user's `RowSource` is wrapped once, when it is opened. So only the wrapper checks which optional members it has.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Columns = tuple[slice | Indices, ...]
 Cut = tuple[int, Columns, npt.NDArray[Any]]
 """(number of a leaf, which of its columns to read, the array to write them to)."""
 WillRead = Callable[[Indices, int], bool]
-"""(rows, ahead): starts to fetch rows that are read `ahead` batches later. Returns False if it is too early; then
-call it again later."""
+"""(rows, ahead): fetches rows that will be read `ahead` batches later. Returns False if it is too early; call
+it again later."""
 OwnOrder = Literal["", "mixture", "endless mixture", "repeated"]
-"""The order that a source imposes: that of a mixture, or ("repeated") the single endless epoch of a Grain dataset
-after `repeat()`. "": none, so the source accepts any order."""
+"""The order that a source imposes. "": none; the source accepts any order. "mixture", "endless mixture": that of a
+`Mixture`. "repeated": the single endless epoch of a Grain dataset after `repeat()`."""
 Record = bytes | Mapping[str, Any]
-"""The bytes of a row; or, for a row with several fields, their values by name, at least one of them bytes."""
+"""A row as bytes, or as a mapping from the names of its fields to their values, of which at least one is bytes."""
 _MAX_LEAVES_SHOWN = 8
 _ROW_SOURCE_MEMBERS = ("__len__", "spec", "identity", "read", "close")
 
@@ -40,7 +40,7 @@ _ROW_SOURCE_MEMBERS = ("__len__", "spec", "identity", "read", "close")
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Epochs, positions, indices and keys of rows of a batch: four read-only arrays, with a value for each row.
+    """Epoch, position, row index and key of rows in a batch: four read-only arrays, with one value per row.
 
     A transform gets a `Rows` as its second argument.
 
@@ -48,8 +48,8 @@ class Rows:
       epoch: int64[k], the epoch of each row.
       position: int64[k], its position in the epoch's order.
       index: int64[k], the row index in the source.
-      key: uint64[k], random bits: a function of (seed, epoch, position), so that augmentation drawn
-        from a key is the same on any topology.
+      key: uint64[k], random bits, computed from (seed, epoch, position). So random augmentation that uses only
+        the key is the same on any topology.
     """
 
     epoch: npt.NDArray[np.int64]
@@ -98,8 +98,8 @@ class RowSource(Protocol):
     def identity(self) -> dict[str, Any]:
         """JSON values that identify the data: names, sizes, sampled bytes; no absolute path.
 
-        A feed reads this when it is built, as the field "data" of its fingerprint. So the feed refuses a state
-        that was saved with other data, and a run whose processes do not read the same data.
+        A feed reads this when it is built, and stores it as the field "data" of its fingerprint. So the feed
+        refuses a state that was saved with other data, and a run whose processes read different data.
         """
 
     def __len__(self) -> int:
@@ -109,9 +109,9 @@ class RowSource(Protocol):
         """Write row rows[i] to out[leaf][i] for each leaf, in the dtypes of `spec`.
 
         Rows come in any order and may repeat, and several threads call this at once. `rows` is read-only. Each
-        leaf of `out` has the shape `(len(rows), *shape of the leaf)` and may be strided. An error becomes a
-        `RowError` that names the row. To find the row, feedline reads parts of `rows` again; if you raise a
-        `RowError` with `row=`, a few such reads suffice.
+        leaf of `out` has the shape `(len(rows), *shape of the leaf)` and may be strided. Any error becomes a
+        `RowError` that names the row. To find the row, feedline calls this again with parts of `rows`; if you
+        raise a `RowError` with `row=`, fewer calls are needed.
         """
 
     def close(self) -> None:
@@ -151,10 +151,10 @@ def why_not_a_source(source: Any) -> str:
 
 
 class Indexed:
-    """What sources of arrays and sources of bytes share: `source[i]`, a readable `repr`, and other members.
+    """Base class of sources of arrays and sources of bytes: `source[i]`, a readable `repr`, and defaults.
 
-    With `source[i]` and `len(source)`, they can be the source of a `grain.MapDataset`. But a batch is filled many
-    times as fast by reading many rows at once.
+    `grain.MapDataset.source` accepts such a source, because it has `source[i]` and `len(source)`. But filling a
+    batch row by row is many times slower than reading many rows at once.
 
     Attributes:
       picklable: whether worker processes can open the source again.
@@ -174,7 +174,7 @@ class Indexed:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """JSON values that identify the data; no absolute path. A bad sampled row raises no error."""
+        """JSON values that identify the data; no absolute path. Sampling a bad row raises no error."""
         raise NotImplementedError
 
     @property
@@ -188,7 +188,7 @@ class Indexed:
 
     @property
     def will_read(self) -> WillRead | None:
-        """Fetches rows ahead, for sources in a store. None: no row has to be fetched, now or later."""
+        """Fetches rows from a store ahead of their reads. None: no row has to be fetched."""
         return None
 
     def check_rows(self) -> None:
@@ -207,10 +207,10 @@ class Indexed:
         """Close files. Reads that still run in other threads may raise an error, but never return wrong values."""
 
     def __getitem__(self, index: SupportsIndex) -> Any:
-        """One row, in its own memory.
+        """Return one row, in memory of its own. A negative index counts from the end.
 
         Raises:
-          IndexError: there is no such row. A negative index counts from the end.
+          IndexError: there is no such row.
           TypeError: `index` is a slice, or anything else that is not an integer.
         """
         try:
@@ -232,7 +232,7 @@ class Indexed:
         return f"<{type(self).__name__}: {', '.join(f'{name} {value}' for name, value in self._facts())}>"
 
     def _facts(self) -> list[tuple[str, str]]:
-        """The number of rows, the leaves of a row, and the files."""
+        """(name, value) pairs for `repr`: the number of rows, the leaves of a row, and the files."""
         leaves = self._described()
         facts = [("rows", f"{len(self):,}"), *leaves[:_MAX_LEAVES_SHOWN]]
         if len(leaves) > _MAX_LEAVES_SHOWN:
@@ -243,7 +243,7 @@ class Indexed:
         return facts
 
     def _described(self) -> list[tuple[str, str]]:
-        """Name and type of each leaf of a row."""
+        """(name, type) of each leaf of a row."""
         raise NotImplementedError
 
 
@@ -252,14 +252,14 @@ class Source(Indexed):
 
     Attributes:
       spec: a tree of `jax.ShapeDtypeStruct` for one row.
-      lanes: the number of lanes of a stream, whose only row here is its first item; 0: not a stream.
-      format: a state's name for the way rows are read: "columns", "records", "mixture", "stream" or "3 lanes".
+      lanes: for a stream, the number of lanes; else 0. A stream has one row: its first item.
+      format: how rows are read, as recorded in a state: "columns", "records", "mixture", "stream" or "3 lanes".
       own_order: the order that the source imposes.
-      shuffled: whether the order is shuffled unless the user gives one.
-      reads_columns: whether `read_cuts` can read only some leaves or columns; if not, give it `whole_cuts`.
-      positioned: whether rows depend on their epoch and position, so that `read_cuts` must get `Rows`.
-      ragged_leaves: the numbers of the ragged leaves. The first axis of their rows is padded to the length that a
-        batch needs, at most that of `spec`. The `out` of `read` may have any length there that holds the rows.
+      shuffled: whether the default order is shuffled.
+      reads_columns: whether `read_cuts` can read some leaves or columns alone. If False, pass it `whole_cuts`.
+      positioned: whether rows depend on their epoch and position. If True, pass `Rows` to `read_cuts`.
+      ragged_leaves: the numbers of the ragged leaves, whose rows are padded along their first axis. `spec` has
+        the largest length of this axis. In the `out` of `read`, the axis may be shorter if all rows fit.
     """
 
     spec: Any
@@ -286,11 +286,11 @@ class Source(Indexed):
         return SingleOrder(asked or Order(shuffle=self.shuffled), self.epoch_rows)
 
     def tokens_of(self, rows: Indices) -> Indices | None:
-        """int64[k]: how many tokens each row has, without padding; None if only reading the rows would tell."""
+        """int64[k]: how many tokens each row has, without padding; None if it is unknown until they are read."""
         return None
 
     def with_weights(self, weights: Mapping[str, float], position: int) -> Source:
-        """This mixture with other weights from a position on.
+        """Return this mixture with other weights from a position on.
 
         Raises:
           TypeError, ValueError: the source is not a mixture, or the weights or the position are not allowed.
@@ -298,11 +298,15 @@ class Source(Indexed):
         raise TypeError(f"only a feedline.Mixture has weights, and this feed reads {self.kind}")
 
     def with_weights_of(self, order: Any, position: int) -> Source:
-        """This source; for a mixture, one whose weights before `position` are those of `order`, from a state."""
+        """Return the source for a resume at `position`: itself, or a mixture with the past weights of the state.
+
+        Args:
+          order: the order in the state.
+        """
         return self
 
     def padded_length(self, rows: Indices) -> int:
-        """The length of the ragged leaves in a batch of these rows, which is the same in each process."""
+        """The length to which the ragged leaves are padded in a batch. `rows`: all rows of the global batch."""
         raise NotImplementedError
 
     def read(self, rows: Indices, out: Any) -> None:
@@ -319,7 +323,7 @@ class Source(Indexed):
         self.read(rows.index, out)
 
     def read_cuts(self, rows: Rows | Indices, cuts: Sequence[Cut]) -> None:
-        """For each cut, write its columns of row rows[i] to index i of its array. Raises what `read` raises."""
+        """Write each cut's columns of row rows[i] to index i of the cut's array. Raises what `read` raises."""
         out = jax.tree.unflatten(jax.tree.structure(self.spec), [leaf for _, _, leaf in cuts])
         if isinstance(rows, Rows):
             self.read_positioned(rows, out)
@@ -350,12 +354,12 @@ class Source(Indexed):
 
 
 def whole_cuts(out: Any) -> list[Cut]:
-    """Cuts that write all leaves, with all columns, into a tree of arrays."""
+    """Cuts that read all columns of all leaves into the arrays of `out`."""
     return [(leaf, (slice(None),) * (each.ndim - 1), each) for leaf, each in enumerate(jax.tree.leaves(out))]
 
 
 def indices_of(rows: Rows | Indices) -> Indices:
-    """int64[k]: the row indices, which are `rows` itself or its `index`."""
+    """int64[k]: the row indices in `rows`."""
     return rows.index if isinstance(rows, Rows) else rows
 
 
@@ -364,7 +368,7 @@ class EncodedSource(Indexed):
 
     Attributes:
       fields: the names of the fields of a record; None: a record is one `bytes`.
-      instead: a way to get arrays without decoding, for the error message if a feed is given this source.
+      instead: how to get arrays without decoding. It ends the error message of a feed that is given this source.
     """
 
     fields: Sequence[str] | None
@@ -387,7 +391,7 @@ class EncodedSource(Indexed):
 
 
 class UserSource(Source):
-    """Wraps a user's `RowSource`, which the user closes, and which may also have `will_read` and `picklable`."""
+    """Wraps a user's `RowSource`, which may also have `will_read` and `picklable`. Only the user closes it."""
 
     def __init__(self, given: RowSource) -> None:
         self._given, self.spec = given, given.spec
@@ -405,7 +409,7 @@ class UserSource(Source):
     @property
     def will_read(self) -> WillRead | None:
         given = getattr(self._given, "will_read", None)
-        # a function that returns None takes all rows; NumPy's False means False
+        # a `will_read` that returns None accepts all rows; `bool` converts NumPy's False
         return None if given is None else lambda rows, ahead: (began := given(rows, ahead)) is None or bool(began)
 
     def __len__(self) -> int:

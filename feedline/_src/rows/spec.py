@@ -76,7 +76,7 @@ def first_difference(one: Any, other: Any, root: str) -> tuple[str, str | None, 
 
     Returns:
       (name of the leaf, its text in `one`, its text in `other`). The name begins with `root`. A text is the dtype
-      and the shape; the dtype shows its byte order if it is not this machine's. None: the tree lacks the leaf.
+      and the shape, or None if the tree lacks the leaf. Dtypes show a byte order that is not this machine's.
     """
     described = [
         {
@@ -105,7 +105,7 @@ def cast_into(out: Array, values: Array, leaf: Leaf, rows: npt.NDArray[np.int64]
 def check_fits(values: Array, leaf: Leaf, rows: npt.NDArray[np.int64]) -> None:
     """Refuse values that `leaf.placed_dtype` cannot hold: integers out of range, floats that would become inf.
 
-    Floats that fit are rounded. Infinities and NaNs are allowed.
+    Rounding is allowed, and so are infinities and NaNs.
 
     Raises:
       RowError: a value does not fit; the error names the first such row.

@@ -18,7 +18,7 @@ Array = npt.NDArray[Any]
 
 
 def as_array(name: str, value: Any) -> Array:
-    """The value as an array.
+    """Convert a value to an array.
 
     Raises:
       ValueError: it is a masked array with masked values (`np.asarray` would drop the mask), or a column of a
@@ -54,7 +54,7 @@ def as_array(name: str, value: Any) -> Array:
 def as_record_leaf(name: str, value: Any) -> Any:
     """Convert a record's leaf to an array if it is a number, a list of numbers, or an object that NumPy converts.
 
-    Anything else is returned as it is. The spec of the record refuses what has no dtype, such as text.
+    Any other value is returned unchanged. If it has no dtype, like text, `RowSpec.of` refuses it later.
 
     Raises:
       ValueError: a value is masked, or a list is ragged or has elements that are not numbers.
@@ -73,12 +73,12 @@ def as_record_leaf(name: str, value: Any) -> Any:
 
 
 def is_list(value: Any) -> bool:
-    """Whether it is a list. For JAX each element of a list is a leaf; in a record, a list means an array."""
+    """Whether a value is a list. For JAX, each element of a list is a leaf; in a record, a list is one array."""
     return isinstance(value, list)
 
 
 def is_in_memory(value: Any) -> bool:
-    """Whether it is an array or a column of a table that can be converted to NumPy without reading a file.
+    """Whether a value is an array or a column of a table, and can be converted to NumPy without reading a file.
 
     A method `__array__` alone is not enough: for arrays of HDF5, Zarr and netCDF, it reads the whole array.
     """
@@ -86,19 +86,19 @@ def is_in_memory(value: Any) -> bool:
 
 
 def is_batched(value: Any) -> bool:
-    """Whether it is a Grain dataset that ends with `batch()`, or with one step more, such as `to_iter_dataset`."""
+    """Whether a value is a Grain dataset whose last or second to last step is `batch()`."""
     if not type(value).__module__.startswith("grain."):
         return False
     return any(type(step).__name__.startswith("Batch") for step in [value, *getattr(value, "parents", ())[:1]])
 
 
 def is_table(value: Any) -> bool:
-    """Whether it is a table of pandas, Polars or Arrow. For a table, `table[i]` is not row i."""
+    """Whether a value is a table of pandas, Polars or Arrow. For a table, `table[i]` is not row i."""
     return hasattr(value, "columns") and (hasattr(value, "to_numpy") or hasattr(value, "to_pandas"))
 
 
 def _missing_in(value: Any) -> int:
-    """How many values of a column of pandas, Arrow or Polars are missing. NaN in a NumPy dtype is not missing."""
+    """The number of missing values in a column of pandas, Arrow or Polars. NaN in a NumPy dtype does not count."""
     if callable(getattr(value, "isna", None)):
         if is_table(value):
             return sum(_missing_in(column) for _, column in value.items())
@@ -133,7 +133,7 @@ def _first(value: Any) -> Any:
 
 
 def as_arrays(record: Any) -> Any:
-    """A record with arrays as its leaves, because Python numbers and lists have no dtype or shape.
+    """Convert the leaves of a record to arrays, because Python numbers and lists have no dtype or shape.
 
     Raises:
       ValueError, TypeError: a leaf cannot be an array, or a value is masked.
@@ -173,7 +173,7 @@ def write_record(record: Any, spec: RowSpec, targets: list[Any], i: int) -> None
 
 
 def _converted(value: Any, leaf: Leaf) -> Array:
-    """A leaf of a record as an array; Python numbers and lists get the dtype of the first record's leaf."""
+    """Convert a leaf of a record to an array. Python numbers and lists get the dtype of `leaf`."""
     array = np.asarray(as_record_leaf(leaf.name, value))
     plain = isinstance(value, int | float | list) and np.can_cast(array.dtype, leaf.dtype, "same_kind")
     if array.shape != leaf.shape or not (plain or array.dtype == leaf.dtype):
@@ -181,7 +181,7 @@ def _converted(value: Any, leaf: Leaf) -> Array:
             f"{leaf.name} is {array.dtype}{list(array.shape)}, but {leaf.dtype}{list(leaf.shape)} in the "
             "first record; crop, pad or convert it in a map"
         )
-    with np.errstate(over="ignore"):  # checked below, since dtypes that are not NumPy's own do not warn
+    with np.errstate(over="ignore"):  # overflow is checked below: only NumPy's own dtypes warn of it
         converted = np.asarray(value, leaf.dtype)
     if jax.numpy.issubdtype(leaf.dtype, np.integer):
         lost = converted.astype(array.dtype) != array

@@ -1,1 +1,1 @@
-"""What rows are read from: arrays, files, Grain datasets, objects that return records, and lanes."""
+"""The sources of rows: arrays, files, Grain datasets, objects that return records, lanes, and mixtures."""

@@ -1,4 +1,4 @@
-"""Reads rows of arrays in memory, or in files that store them byte for byte (formats whose `way` is "mapped")."""
+"""Reads rows of arrays that lie in memory, or byte for byte in files."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ Read = Callable[["File", OpenOptions], list[Any]]
 T = TypeVar("T")
 _SAMPLED_ROWS = 1 << 10  # of each leaf, over all shards: on a cold disk, each row costs a seek
 _MAX_SAMPLES_A_SHARD = 16
-CHECKS_A_READ = 4  # files, at about 5 µs each: checks must cost less than the copy
+CHECKS_A_READ = 4  # files that one read checks, at about 5 µs each: checks must cost less than the copy
 
 
 class ArraySource(Source):
-    """A `Source` over a tree of arrays whose first axes agree. The rows may be divided into shards.
+    """A `Source` over a tree of arrays with the same number of rows. The rows may be divided into shards.
 
     Reads are thread-safe. A pickled source holds paths, and opens the files again in the other process.
 
@@ -51,7 +51,7 @@ class ArraySource(Source):
       shards: each is the path of a file of arrays, or a tree whose leaves are arrays and paths of files with one
         array each. All trees have the same structure. The rows of the first shard come first, and so on.
       options: dtype, columns and windows (see `feedline.open_source`).
-      read: reads a file. None: the suffix of each file determines how.
+      read: a function that reads a file; None: the function of the format that the file's suffix names.
       files: the files of the shards, if they are already open.
 
     Raises:
@@ -103,7 +103,7 @@ class ArraySource(Source):
             raise ValueError(f"a source must have at least one row, got none in {trees[0][0]}{window}; check it")
 
     def _trees_of(self, number: int, shard: Any) -> list[tuple[str, Any]]:
-        """A shard as a list of (its name for errors, tree of arrays), in the order of the rows."""
+        """Open a shard. Returns (name for errors, tree of arrays) pairs, in the order of the rows."""
         if isinstance(shard, str | os.PathLike):
             name = os.fspath(shard)
             trees = self._arrays_in(name, self._options)
@@ -148,7 +148,7 @@ class ArraySource(Source):
         )
 
     def _hold(self, leaves: Sequence[Sequence[Array | FileArray]], form: Any, names: Sequence[str | None]) -> None:
-        """Use these leaves, each in parts, as a tree of structure `form`. `names`: each part's file, if known."""
+        """Set the arrays: leaves[i][j] is part j of leaf i of a tree `form`, and names[j] its file, if known."""
         self._leaves, self._names = leaves, names
         self.spec = jax.tree.unflatten(form, _row_specs([parts[0] for parts in leaves]))
         self._rows = sum(map(len, leaves[0]))
@@ -158,7 +158,7 @@ class ArraySource(Source):
         self.is_remote = self._opened is not None and self._opened.in_store and in_files
         self._store_readers: list[Reader] = []
         self._complete_files = 0
-        """For files in a store: how many of them, from the first on, were found completely in the cache."""
+        """For files in a store: how many leading files were found to be completely in the cache."""
         if self.is_remote:
             self._readers = self._store_readers = [self._store_reader(parts) for parts in leaves]
         else:
@@ -189,12 +189,10 @@ class ArraySource(Source):
 
     @classmethod
     def joined(cls, sources: Sequence[ArraySource], number: str) -> ArraySource:
-        """One source with the rows of all these sources, which have the same spec, a dict. It does not pickle.
-
-        None of the sources may lie in a store.
+        """Concatenate the rows of sources that lie outside of stores and have one spec, a dict. Does not pickle.
 
         Args:
-          number: the key of an added leaf: for each row, the number of its source.
+          number: the key of an additional leaf, with the number of each row's source.
         """
         source = cls.__new__(cls)
         source._opened, source._files = None, [file for each in sources for file in each._files]
@@ -242,7 +240,7 @@ class ArraySource(Source):
         return self._selected[rows]
 
     def read_spans(self, spans: Spans, out: Array) -> None:
-        """Fill each row of `out` with its spans of the only leaf, side by side, and with zeros after the last.
+        """Fill each row of `out` with the row's spans, side by side, then zeros. For sources of one leaf.
 
         Args:
           spans: `first` counts rows over all shards. No span crosses the end of a shard.
@@ -251,11 +249,11 @@ class ArraySource(Source):
         self._checked_read(lambda readers: readers[0].read_spans(spans, out))
 
     def _checked_read(self, read: Callable[..., T], *arguments: Any) -> T:
-        """Call `read` with the current readers and these arguments. Returns what it returns.
+        """Return `read(readers, *arguments)`, with the current readers.
 
         A file that was written to before or during the read is refused, because rows may mix old and new bytes.
-        If the cache has lost a mapped file, the rows are read again through the cache. If there are many files, a
-        read checks only the next few, so that the checks stay cheap.
+        If the cache has lost a mapped file, the rows are read again through the cache. A read checks only the
+        next few files, so that checks stay cheap.
         """
         to_check = list(itertools.islice(self._files_to_check, self._checks))
         readers = self._current_readers()
@@ -279,7 +277,7 @@ class ArraySource(Source):
         return read(self._store_readers, *arguments)
 
     def _current_readers(self) -> list[Reader]:
-        """The readers to use. In a store, they read mapped memory while the cache has all files completely."""
+        """The readers for the next read. In a store, they read mapped memory if the cache has all files."""
         if self._readers is not self._store_readers or library() is None:
             return self._readers
         for file in self._files[self._complete_files :]:
@@ -308,7 +306,7 @@ class ArraySource(Source):
 
     @property
     def will_read(self) -> WillRead | None:
-        """Fetches rows of arrays in a store ahead. None if no array is in a store, or once all are mapped."""
+        """Fetches rows from a store ahead of their reads. None: no array is in a store, or all are mapped."""
         return self._will_read if self.is_remote and self._readers is self._store_readers else None
 
     def _will_read(self, rows: Indices, ahead: int, counts: Indices | None = None) -> bool:
@@ -359,7 +357,7 @@ def _read_ordered(
 
 
 def _start_digest(part: Array | FileArray, samples: int) -> Callable[[], list[Any]]:
-    """Begin to read some rows of an array, or their first bytes. Returns a function that returns their digest."""
+    """Start to read sampled rows of an array. Returns a function that returns `digests.of_array` of the array."""
     if not isinstance(part, FileArray) or part.rows_have_gaps or 0 in part.shape:
         return lambda: digests.of_array(_view(part, lambda file: file.memory()), samples)
     rows, length = digests.sampled(len(part), samples), min(part.row_bytes, digests.SAMPLED_BYTES)
@@ -389,7 +387,7 @@ def _mapped_format(path: str) -> Format:
 
 
 def _checked(path: Any, array: Array | FileArray) -> Array | FileArray:
-    """The array of a leaf, after a check that it holds rows of numbers."""
+    """Check that a leaf holds rows of numbers, and return it as an array."""
     in_file = f" of {array.file.name}" if isinstance(array, FileArray) else ""
     name = f"source{jax.tree_util.keystr(path)}{in_file}"
     if array.ndim == 0:
@@ -403,7 +401,7 @@ def _checked(path: Any, array: Array | FileArray) -> Array | FileArray:
 
 
 def _check_shard(name: str, tree: Any, first_name: str, first: Any) -> None:
-    """Check that the leaves of a shard have one length, and rows with the spec of the first shard."""
+    """Check that the leaves of a shard have one length, and that its rows have the spec of the first shard."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     if not leaves:
         raise ValueError("a source must have at least one array, got an empty tree")
@@ -451,7 +449,7 @@ def reader_of(parts: Sequence[Array]) -> Reader:
 
 
 class NumpyRows(Reader):
-    """The rows of arrays in memory, one array after the other, read by NumPy.
+    """Reads rows of consecutive arrays in memory, with NumPy.
 
     Example:
       >>> rows = NumpyRows([np.arange(6).reshape(3, 2), np.arange(6, 10).reshape(2, 2)])
@@ -474,14 +472,14 @@ class NumpyRows(Reader):
 
 
 def cut(values: Array, columns: Columns) -> Array:
-    """The `columns` of rows."""
+    """Select `columns` of all rows."""
     for axis, column in enumerate(columns, start=1):
         values = values[(slice(None),) * axis + (column,)]
     return values
 
 
 class FileRows(Reader):
-    """The rows of arrays in files that are not mapped: objects in a store, until the cache has all of them.
+    """Reads rows of arrays in files that are not mapped: in objects that the cache does not hold completely.
 
     Args:
       parts: the arrays, whose rows have no gaps.
@@ -524,13 +522,13 @@ class FileRows(Reader):
         copy_values(spans, values, out)
 
     def places(self, rows: Indices, counts: Indices | None = None) -> Iterator[Place]:
-        """Yield where these rows lie in the files; with `counts`, where counts[i] rows lie, from rows[i] on."""
+        """Yield the `Place` of these rows in each file; with `counts`, of counts[i] rows from rows[i] on."""
         for number, at, offsets in self._located(rows):
             lengths = np.full(len(offsets), self._row_bytes)
             yield number, offsets, lengths if counts is None else lengths * counts[at]
 
     def _located(self, rows: Indices) -> Iterator[tuple[int, slice | Indices, Indices]]:
-        """Yield (number of a file, which of `rows` it has, their offsets in it) for each file that has any."""
+        """Yield (number of a file, offsets in `rows`, byte offsets in the file) for each file that occurs."""
         part = self._shards.of(rows)
         offsets = self._first.take(part) + (rows - self._shards.firsts.take(part)) * self._stride.take(part)
         for number, at in offsets_by_label(self._file_of.take(part), len(self._files)):

@@ -106,7 +106,7 @@ def _of_records(source: Any) -> Source:
 
 
 def opened(source: Any) -> Source:
-    """What `as_source` returns; for a stream, a `FirstItem`, whose only row is the first item."""
+    """Like `as_source`, but a stream becomes a `FirstItem`, a source whose only row is the first item."""
     if not is_stream(source):
         return as_source(source)
     if is_batched(source):
@@ -119,7 +119,7 @@ def opened_metadata(source: Any) -> SourceMetadata:
 
     Raises:
       ValueError, TypeError, OSError: `source` is not a source, has no rows, or names a file that does not exist.
-      FeedError: the spec must be taken from a row, and that row cannot be read.
+      FeedError: only a row shows the spec, and this row cannot be read.
     """
     found = opened(source)
     try:

@@ -1,4 +1,4 @@
-"""Encoded records as rows: a decoder writes each record into its place in the batch."""
+"""Decodes records: a decoder writes each encoded record into its place in the batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from feedline._src.rows.source import EncodedSource, Indices, Record, Rows, Sour
 from feedline._src.rows.spec import RowSpec
 from feedline._src.sources.open_source import open_source
 
-_RECORDS_AT_ONCE = 64  # read in one call, so in memory at the same time, beside the batch
+_RECORDS_AT_ONCE = 64  # read in one call, so all of them are in memory, in addition to the batch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class Row:
     Attributes:
       index: its row index in the source.
       epoch, position: the epoch, and the row's position in the epoch's order.
-      key: 64 random bits, a function of (seed, epoch, position). So what is drawn from the key is the same on any
-        topology and after any resume.
+      key: 64 random bits, computed from (seed, epoch, position). So random numbers drawn from the key are the same
+        on any topology and after any resume.
     """
 
     index: int
@@ -59,7 +59,7 @@ def decoded(source: EncodedSource | str | os.PathLike[str], decode: Decode, spec
     Raises:
       TypeError: `source` has no encoded records, or `spec` is not a tree of shapes and dtypes.
       ValueError: `decode` leaves a part of a row unwritten, or writes other values when it is called again.
-      RowError: neither the first, nor the middle, nor the last record can be decoded.
+      RowError: decoding fails for the first, the middle and the last record.
 
     Example:
       >>> import tempfile
@@ -110,7 +110,7 @@ class DecodedSource(Source):
         return len(self.encoded)
 
     def read(self, rows: Indices, out: Any) -> None:
-        """Decode record rows[i] into index i of each leaf of `out`, as in epoch 0 of an order without shuffling.
+        """Decode record rows[i] into index i of each leaf of `out`, as in epoch 0 without shuffling.
 
         Raises:
           RowError: a record cannot be read or decoded.
@@ -118,7 +118,7 @@ class DecodedSource(Source):
         self.read_positioned(Rows(np.zeros_like(rows), rows, rows, keys_at(0, 0, rows)), out)
 
     def read_positioned(self, rows: Rows, out: Any) -> None:
-        """Decode rows whose epochs, positions and keys are known."""
+        """Decode the records `rows.index` with these epochs, positions and keys. Raises what `read` raises."""
         targets = jax.tree_util.tree_leaves(out)
         columns = (rows.index.tolist(), rows.epoch.tolist(), rows.position.tolist(), rows.key.tolist())
         places = [Row(*each) for each in zip(*columns, strict=True)]
@@ -164,7 +164,7 @@ class DecodedSource(Source):
 
 
 def _check_decoder(source: DecodedSource) -> None:
-    """Decode one record twice, into memory with different contents, and compare. Up to three records are tried.
+    """Decode one record over zeros and over ones, and compare the results. Tries up to three records.
 
     Raises:
       ValueError: the results differ.
@@ -194,7 +194,7 @@ def _check_decoder(source: DecodedSource) -> None:
 
 
 def _decoded_over(source: DecodedSource, row: int, byte: int) -> list[Any]:
-    """The bytes of each leaf of a row, decoded into memory in which every byte was `byte`."""
+    """Decode a row into memory that is filled with `byte`. Returns the bytes of each leaf."""
     leaves = [np.empty((1, *leaf.shape), leaf.dtype) for leaf in source._spec.leaves]
     memory = [leaf.reshape(-1).view(np.uint8) for leaf in leaves]
     for each in memory:

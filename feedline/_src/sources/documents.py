@@ -1,4 +1,4 @@
-"""Documents: rows of any length, stored as values one after the other, with the offset at which each begins."""
+"""Documents: rows of any length, stored as one array of values and the offsets at which documents begin."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Documents(NamedTuple):
         return found
 
     def spans(self, rows: Indices) -> Spans:
-        """A span for each of these documents that is not empty."""
+        """A span for each of these documents, without the empty ones."""
         lengths = self.lengths(rows)
         filled = np.flatnonzero(lengths)
         return Spans(filled, self.offsets[rows[filled]], lengths[filled])
@@ -66,7 +66,7 @@ class DocumentSource(Source):
 
     @property
     def will_read(self) -> WillRead | None:
-        """Fetches rows of arrays in a store ahead. None if no array is in a store, or once all are mapped."""
+        """Fetches rows from a store ahead of their reads. None: no array is in a store, or all are mapped."""
         return self._will_read if any(source.will_read is not None for source in self._arrays) else None
 
     def _will_read(self, rows: Indices, ahead: int) -> bool:
@@ -79,7 +79,7 @@ class DocumentSource(Source):
 
 
 def is_documents(given: Any) -> bool:
-    """Whether `open_documents` opens a value. True for any tuple, so that `open_documents` refuses a wrong one."""
+    """Whether to pass a value to `open_documents`. True for any tuple: `open_documents` refuses a wrong one."""
     return isinstance(given, tuple) or _is_arrow_lists(given) or bool(_index_paths(given))
 
 
@@ -123,7 +123,7 @@ def open_documents(name: str, given: Any) -> Documents:
 
 
 def open_tokens(paths: Sequence[str], options: OpenOptions) -> Documents:
-    """The documents of `.idx` files of Megatron-LM, file after file. The `.bin` beside each has its tokens.
+    """Open `.idx` files of Megatron-LM as one sequence of documents. The `.bin` beside each file has its tokens.
 
     Raises:
       ValueError: files are damaged, or do not fit together.

@@ -45,7 +45,7 @@ class FolderSource(EncodedSource):
     def identity(self) -> dict[str, Any]:
         """Classes, all names relative to the folder, and the sizes and sampled bytes of up to 64 files."""
         files = self._folder.digests(digests.sampled(len(self), _SAMPLED_FILES))
-        classes = {} if self.classes is None else {"classes": self.classes}  # the names lack those without files
+        classes = {} if self.classes is None else {"classes": self.classes}  # names do not show empty classes
         return {"kind": "files", "count": len(self), "names": self._folder.names.digest, "files": files, **classes}
 
     @property
@@ -97,10 +97,10 @@ class FolderSource(EncodedSource):
 
 
 def open_folder(address: str, store: Store | None) -> FolderSource:
-    """All files of a folder, or of its class folders, in sorted order. Hidden files are left out.
+    """Open all files of a folder, or of its class folders, in sorted order, without hidden files.
 
     Raises:
-      ValueError: no files, files at several depths, a link to nothing, or a web server, which cannot list files.
+      ValueError: no files, files at several depths, a broken link, or a web server, which cannot list files.
       FeedError: a store cannot be read.
     """
     folder = listed_folder(address.rstrip("/") or "/", store)
@@ -138,7 +138,7 @@ def open_files(files: Sequence[str] | Sequence[Listed], store: Store | None) -> 
     """Open local files or listed objects, in this order, without labels. ValueError: one is not a regular file."""
     for file in files:
         if not isinstance(file, str) or os.path.isfile(file) or not os.path.exists(file):
-            continue  # a link to nothing is an error when it is read
+            continue  # a broken link raises an error when it is read
         if not os.path.isdir(file):
             raise irregular(file)
         raise ValueError(

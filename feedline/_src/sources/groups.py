@@ -1,6 +1,6 @@
 """Tables: files whose rows are read by row number, or in groups that are decoded on demand into a bounded cache.
 
-`GroupSource` has rows of numbers, `TableSource` has rows in which a leaf is bytes or text. They share the rest.
+In `GroupSource`, all leaves are numbers; in `TableSource`, at least one is bytes or text.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _MAX_ROWS = 1 << 48  # of a file, so that sums over files stay below the largest
 def open_groups(
     open_file: OpenFile, files: Any, options: OpenOptions, sampled: list[Any] | None = None
 ) -> Source | EncodedSource:
-    """The source for files that store rows in groups, or as arrays.
+    """Make the source for files that store rows in groups or as arrays.
 
     Args:
       open_file: (file, options) → a description of the file.
-      files: `Files` in the order of their rows, or `ZarrFolders`.
+      files: `Files`, `ZarrFolders` or `DatasetFiles`, in the order of their rows.
       options: columns and cache_bytes.
-      sampled: the `sampled_rows()` of the process that pickled this source, to compare; None: nothing to compare.
+      sampled: what `sampled_rows` returned in the process that pickled the source; None: nothing to compare.
 
     Raises:
       ValueError: there are no rows, or files do not fit together.
@@ -72,7 +72,7 @@ def _arrays_in(open_file: OpenFile, file: File, options: OpenOptions) -> list[An
 
 
 class _GroupedRows(Indexed):
-    """Rows of files that store them in groups, for any kind of leaf. Reads are thread-safe.
+    """Base class: reads files that store rows in groups, with leaves of any kind. Reads are thread-safe.
 
     The most recently used groups stay in a cache of at most `cache_bytes`, so an order should read neighbouring
     rows soon after each other, as a blocked order does. A group that two threads need at once is read once.
@@ -143,11 +143,11 @@ class _GroupedRows(Indexed):
     def _parts(
         self, leaf: int, rows: Indices, at_once_bytes: int
     ) -> Iterator[tuple[list[Column], Indices, Indices, Any]]:
-        """Yield the groups of some rows of a leaf: each time as many as fit into `at_once_bytes`, at least one.
+        """Yield the groups that hold some rows of a leaf: as many at once as fit `at_once_bytes`, at least one.
 
         Yields:
-          (groups, group, local, places): `places` are the offsets in `rows` of the rows that these groups hold.
-          For each of these rows, `group` is the index of its group in `groups`, and `local` its row in that group.
+          (groups, group, local, places). `places` are the offsets in `rows` of all rows that these groups hold. Of
+          each such row, `group` is the index of its group in `groups`, and `local` its number in this group.
         """
         if not len(rows):
             return
@@ -174,7 +174,7 @@ class _GroupedRows(Indexed):
             yield groups, group[places] - start, local[places], places
 
     def _check_nulls(self, leaf: int, groups: list[Column], group: Indices, local: Indices, rows: Indices) -> None:
-        """Raise RowError for rows with a null. The error names one of these rows."""
+        """Raise RowError if a row has a null. The error names the row."""
         for number, column in enumerate(groups):
             if column.null is not None:
                 here = np.flatnonzero(group == number)
@@ -195,7 +195,7 @@ class _GroupedRows(Indexed):
                 yield places[some], self._rows_of(file, leaves, ordered[some])
 
     def _rows_of(self, file: int, leaves: Sequence[int], local: Indices) -> Sequence[Any]:
-        """For each leaf, the values of rows of a file. The error names a row that cannot be read."""
+        """Return the values of each leaf in rows of a file. RowError: it names a row that cannot be read."""
         read_rows, first = self._tables[file].read_rows, int(self._file_of_row.firsts[file])
         assert read_rows is not None
         try:
@@ -238,9 +238,10 @@ class _GroupedRows(Indexed):
 
     @contextlib.contextmanager
     def _unchanged(self, rows: Indices) -> Iterator[None]:
-        """A context that raises FeedError if, at its start or its end, a file that is read in place has changed.
+        """A context that raises FeedError, on entry or on exit, if a file that is read in place has changed.
 
-        Reading a mapped file that was truncated would end the process. This FeedError replaces any other error.
+        The entry checks, because reading a truncated mapped file would end the process. The exit checks, because
+        a changed file explains any other error.
         """
         numbers = self._in_place and self._in_place.intersection(self._file_of_row.of(rows).tolist())
         in_place = [self._files[file] for file in sorted(numbers)]
@@ -254,7 +255,7 @@ class _GroupedRows(Indexed):
 
     @property
     def will_read(self) -> WillRead | None:
-        """Fetches what rows need from a store, before they are read; None for local files."""
+        """Fetches rows from a store ahead of their reads; None for local files."""
         return self._fetch_ahead if self._files.in_store or self._tables[0].will_read is not None else None
 
     def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:

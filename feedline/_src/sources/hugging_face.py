@@ -1,6 +1,6 @@
-"""Datasets of Hugging Face's library `datasets`. Rows of numbers are read as columns, other rows as records.
+"""Opens datasets of Hugging Face's library `datasets`: its objects, and folders written by `Dataset.save_to_disk`.
 
-A dataset is an object of that library, or a folder of `Dataset.save_to_disk`, which the library loads.
+If all columns are numbers, rows are arrays; if a column is bytes, text or files, rows are records.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def is_dataset(value: Any) -> TypeGuard[HuggingFaceDataset]:
 
 
 def _is(value: Any, name: str) -> bool:
-    """Whether a value is an object of this class of `datasets`. False if `datasets` was not imported."""
+    """Whether a value is an instance of the class `name` of `datasets`. False if `datasets` was not imported."""
     return isinstance(value, getattr(sys.modules.get("datasets"), name, ()))
 
 
@@ -77,7 +77,7 @@ def is_saved(folder: str) -> bool:
 def check_no_cache(paths: Sequence[str]) -> None:
     """Raise ValueError if some, but not all, of these Arrow files are caches of `dataset.map` or `filter`.
 
-    Such a cache lies beside the files of a dataset, and has the rows that `map` or `filter` returned.
+    A cache lies beside the files of a dataset, and holds the rows that `map` or `filter` returned.
     """
     caches = [path for path in paths if _CACHED.fullmatch(os.path.basename(path))]
     if 0 < len(caches) < len(paths):
@@ -92,11 +92,11 @@ def check_no_cache(paths: Sequence[str]) -> None:
 
 
 def open_dataset(dataset: HuggingFaceDataset | str, options: OpenOptions) -> Source | EncodedSource:
-    """The rows of a dataset, or of a saved folder. They are encoded if a chosen column has bytes, text or files.
+    """Open a dataset or a saved folder. Rows are encoded if a chosen column has bytes, text or files.
 
     Raises:
-      ValueError: an option other than columns, no rows, a damaged table or folder, lists of different lengths, a
-        transform, or a format that converts values.
+      ValueError: an option other than columns is given, or the dataset has no rows, damaged files, lists of
+        different lengths, a transform, or a format that converts values.
       TypeError: a column holds neither numbers nor bytes.
       ImportError: it is a folder, and `datasets` is not installed.
     """
@@ -161,10 +161,10 @@ def _columns_of(dataset: HuggingFaceDataset) -> Sequence[str]:
 
 
 def _plain(column: Any, name: str) -> Any:
-    """A `pyarrow.ChunkedArray` in the same memory, with lists as rows of one shape.
+    """Cast a column so that its lists have a type of fixed size. Shares memory with the column.
 
-    Lists of any type are rows of one shape if all of them have the same length, like the lists of
-    `datasets.Array2D` and padded tokens.
+    Lists of any type can be cast if all have the same length, like the lists of `datasets.Array2D` and padded
+    tokens.
     """
     with_values = (chunk for chunk in column.chunks if len(chunk) > chunk.null_count)
     kind = _of_one_shape(column.type, next(with_values, column.chunk(0)))
@@ -186,7 +186,7 @@ def _plain(column: Any, name: str) -> Any:
 
 
 def _of_one_shape(kind: Any, rows: Any) -> Any:
-    """A `pyarrow.DataType` with the list lengths of the first row that is not null, without extension types."""
+    """The type `kind` with lists of fixed size, as in the first row that is not null, without extension types."""
     if isinstance(kind, pyarrow.BaseExtensionType):
         return _of_one_shape(kind.storage_type, rows.storage)
     if not is_a(kind, "list", "large_list", "fixed_size_list"):
@@ -197,7 +197,7 @@ def _of_one_shape(kind: Any, rows: Any) -> Any:
 
 
 def _is_file(kind: Any) -> bool:
-    """Whether it is the type of `datasets.Image`, `Audio` and the like, which hold bytes or paths of files."""
+    """Whether `kind` is how Arrow stores `datasets.Image`, `Audio` and the like: as bytes or paths of files."""
     fields = {field.name: field.type for field in kind} if is_a(kind, "struct") else {}
     return fields.keys() == {"bytes", "path"} and all(map(is_bytes, fields.values()))
 
@@ -216,7 +216,7 @@ class _FileColumn:
         self._outside = Folder("", Names(paths.take(np.arange(paths.rows))), {})
 
     def take(self, rows: Indices) -> list[bytes]:
-        """The files of these rows. OSError: there is no file at a path. FeedError: a file has changed."""
+        """The bytes of these rows' files. OSError: there is no file at a path. FeedError: a file has changed."""
         found: list[Any] = self._data.take(rows)
         for at in np.flatnonzero(self._is_outside[rows]).tolist():
             row = int(rows[at])
@@ -228,7 +228,7 @@ class _FileColumn:
                 )
             try:
                 (found[at],) = self._outside.read([row])
-            except RowError as error:  # without its row number, which counts within this piece
+            except RowError as error:  # drops its row number, which counts from the start of this piece
                 raise OSError(error.message) from error
         return found
 
@@ -248,12 +248,12 @@ def _column_of(array: Any) -> Column | _FileColumn:
 
 
 class DatasetFiles:
-    """A dataset in the role of `Files` with a single file, so that `open_groups` opens it like any other format.
+    """A dataset with the methods of a `Files` of one file, so that `open_groups` opens it like any other format.
 
     Iterating over it gives the files that the dataset maps; a dataset in memory has none.
 
     Args:
-      mapped: the mapped files, with the versions that they must have; None: those of the dataset, as they are now.
+      mapped: the mapped files with their expected versions; None: the dataset's files with their current versions.
     """
 
     in_store = False
@@ -276,7 +276,7 @@ class DatasetFiles:
         self._count = table.num_rows if self.selected is None else len(self.selected)
 
     def grouped(self, options: OpenOptions) -> Grouped:
-        """The dataset as arrays, if all columns are numbers without nulls; else as rows, read by row number."""
+        """Describe the dataset as arrays if all columns are numbers without nulls, else as rows read by number."""
         nulls = {leaf: self._nulls_of(name) for leaf, name in enumerate(self._names)}
         has_bytes = any(isinstance(leaf, str) for leaf in self._spec.values())
         return by_rows(
@@ -296,7 +296,7 @@ class DatasetFiles:
         return int((null if self.selected is None else null[self.selected]).sum())
 
     def _arrays(self) -> list[Any]:
-        """The columns of numbers of the whole table."""
+        """The columns of each record batch. `selected` is not applied."""
         pieces: Any = self._pieces
         return [{name: column.values for name, column in piece.items()} for piece in pieces]
 
@@ -327,7 +327,7 @@ class DatasetFiles:
         for row in digests.sampled(self._count, _SAMPLED_ROWS):
             try:
                 values = self.read_rows(range(len(self._names)), np.array([row]))
-            except (ValueError, OSError):  # bad in all processes; if only in some, their fingerprints differ
+            except (ValueError, OSError):  # if a row is bad in some processes only, their fingerprints differ
                 values = [[b"a bad row"]]
             for (value,) in values:
                 data = value if isinstance(value, bytes) else value.tobytes()
@@ -362,7 +362,7 @@ class DatasetFiles:
 
 
 def _unpickled(mapped: Files, dataset: bytes, options: OpenOptions) -> DatasetFiles:
-    """A dataset that another process has open. The versions of its files are compared before it is loaded."""
+    """Load a dataset that another process pickled. Unpickling `mapped` has compared the versions of its files."""
     return DatasetFiles(pickle.loads(dataset), options, mapped)
 
 

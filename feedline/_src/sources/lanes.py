@@ -34,8 +34,8 @@ class Lanes:
     number does not depend on the number of processes.
 
     Attributes:
-      make_lane: (lane, count) → `grain.IterDataset`. It must give the same items at each call and in each
-        process, chosen by `lane` and `count`, never by the process index. No two lanes may share an item.
+      make_lane: (lane, count) → `grain.IterDataset`. The items must depend on `lane` and `count` alone, so that
+        each call and each process gets the same items. No two lanes may share an item.
       count: the number of lanes; it must divide the batch size. If it is a multiple of the number of shards of
         the batch axis, no lane runs in two processes.
 
@@ -88,9 +88,9 @@ def is_stream(source: Any) -> TypeGuard[Lanes | grain.IterDataset[Any]]:
 class FirstItem(Source):
     """A source for a stream. Its only row is the first item of the first lane that has an item.
 
-    The item gives the spec, and fills rows for which no item is left. Its iterator is closed at once, and
-    each pipeline opens the lanes again, on its own thread, so that Grain's threads end with that pipeline; this
-    reads the item twice.
+    The item gives the spec, and fills rows for which no item is left. Its iterator is closed at once. Each
+    pipeline opens the lanes again, on its own thread, so that Grain's threads end with the pipeline. So the item
+    is read twice.
 
     Raises:
       ValueError: no lane has an item.
@@ -152,12 +152,11 @@ def lane_error(lane: int, items: int, epoch: int, error: Exception) -> FeedError
 
 
 def raised_by_user_code(stop: StopIteration) -> bool:
-    """Whether a function that Grain called (of a map, filter or source) raised `stop`, rather than an iterator.
+    """Whether `stop` is an error: raised by a user's function (of a map, filter or source) that Grain called.
 
-    A StopIteration is the end of a stream if it comes from `__next__` of an iterator, Grain's or the user's. It is
-    an error if it comes from another function that Grain calls. Some of Grain's iterators catch it, and later
-    raise a StopIteration of their own. The first is then the `__cause__` of the second, or is lost: the
-    result is then False.
+    A StopIteration from the `__next__` of an iterator, Grain's or the user's, is the end of a stream. From any
+    other function, it is an error. Some of Grain's iterators catch this error and later raise a StopIteration of
+    their own. If they do not set the error as its `__cause__`, the error is lost, and the result is False.
     """
     link: BaseException | None = stop
     while link is not None:

@@ -26,7 +26,7 @@ from feedline._src.sources.as_source import as_source
 from feedline._src.sources.lanes import is_stream
 
 Weights = Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]]
-"""By name; or phases: pairs of a position and the weights by name that hold from this position on."""
+"""Weights by name; or phases, pairs (position, weights by name), whose weights hold from the position on."""
 _SOURCE = "source"
 """The key of the leaf that says which source a row is from."""
 
@@ -36,21 +36,21 @@ class Mixture(Source):
 
     A pure function determines which row of which source stands at a position. So batches are the same on any
     number of processes, and a feed resumes anywhere in constant time. Each row gets the leaf "source": int32, the
-    number of its source in the order of the keys.
+    number of its source in the order of `sources`.
 
     A block is the smallest number of rows that has exactly the shares of the weights: 10 for 0.7 and 0.3. If this
     number exceeds 65,536, shares are rounded to a block of 65,536. Each block has exactly these shares, and its
-    first m rows have them to within one row. With two sources, any other m adjacent rows have them to within one
-    row; with more sources, to within less than two rows.
+    first m rows have them to within one row. Any m adjacent rows have them to within one row if there are two
+    sources, and to within less than two rows if there are more.
 
     Args:
       sources: by name, each anything with random access that a feed takes: arrays, paths, a `RowSource`, a
         `grain.MapDataset`. All have the same leaves, in a dict without the key "source".
-      weights: by name, with any sum. Or phases, [(0, weights), (1_000_000, weights)], each with the position in
-        the epoch from which its weights hold. With phases, a weight may be 0 if it is above 0 in another phase. A
-        share is 0 or at least one row in 65,536.
-      orders: by name, for sources that do not use the default. Default: shuffled, each with its own seed, which is
-        derived from `seed`; but a Grain dataset keeps its order.
+      weights: by name, with any sum. Or phases, [(0, weights), (1_000_000, weights)]: the number is the position
+        in the epoch from which the weights hold. With phases, a weight may be 0 if it is above 0 in another
+        phase. A share is 0 or at least one row in 65,536.
+      orders: by name. A source without an order here is shuffled, with a seed of its own that is derived from
+        `seed`; but a Grain dataset keeps its order.
       seed: the seed of these orders, and of the keys that a transform gets.
       end: when an epoch ends. "endless": the only epoch has no end. "first_exhausted": once one source has given
         all its rows. "all_exhausted": once every source has given all its rows.
@@ -122,7 +122,7 @@ class Mixture(Source):
         return self.order
 
     def tokens_of(self, rows: Indices) -> Indices | None:
-        """See `Source`. None if the source of one of these rows cannot tell."""
+        """See `Source`. None if it is unknown for one of these rows."""
         found = np.empty(len(rows), np.int64)
         for number, own, here in self._shards.split(rows):
             tokens = self._each[number].tokens_of(own)
@@ -147,7 +147,7 @@ class Mixture(Source):
         return self._with_phases([phase for phase in self.order.phases if phase.start != position] + [new])
 
     def with_weights_of(self, order: Any, position: int) -> Mixture:
-        """See `Source`: phases before `position` as in the state, later phases as given to `Mixture`."""
+        """See `Source`. Phases before `position` come from the state, later ones from the arguments."""
         given_starts = {phase.start for phase in self._given_phases}
         past = [
             phase
@@ -160,7 +160,7 @@ class Mixture(Source):
         return self._with_phases(past + [phase for phase in self._given_phases if phase.start >= position])
 
     def _phases_of_state(self, order: Any) -> list[Phase]:
-        """The phases in a state's order, which leaves out weights of 0; empty if they do not fit these sources."""
+        """The phases in a state's order. Empty if they do not fit these sources. States leave out weights of 0."""
         found = []
         for start, counts in phases_of_state(order).items():
             rows = tuple(counts.get(name, 0) for name in self._sources)
@@ -212,7 +212,7 @@ class Mixture(Source):
         return all(will_read(own, ahead) for will_read, own in parts if will_read is not None)
 
     def padded_length(self, rows: Indices) -> int:
-        """The largest `padded_length` of any source for its rows."""
+        """The largest `padded_length` of the sources, each for its own rows."""
         return max(self._each[number].padded_length(own) for number, own, _ in self._shards.split(rows))
 
     def read_ordered(self, order: RowOrder, epoch: int, positions: Positions, cuts: Sequence[Cut]) -> Indices:
@@ -254,7 +254,7 @@ class Mixture(Source):
 
     @contextlib.contextmanager
     def _naming(self, number: int) -> Iterator[None]:
-        """A context in which errors about a row of a source name the source, and the row of the mixture."""
+        """A context in which a `RowError` of a source gets the source's name and the row index in the mixture."""
         try:
             yield
         except RowError as error:

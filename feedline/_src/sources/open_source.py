@@ -40,7 +40,7 @@ _TEXT = {
     ".json": f"{_TOKENS}, and {_TABLE.format('json')}, or write one object per line (.jsonl)",
     ".txt": f"{_TOKENS}, or give a folder or a glob of files that are one row each",
 }
-"""What to do with files of text, which have no rows that can be read in any order."""
+"""Advice, for the error message, about text files: their rows cannot be read in any order."""
 
 
 def open_source(
@@ -62,9 +62,9 @@ def open_source(
     files give batches that are dicts by name.
 
     Rows may also be bytes, which `feedline.decoded` turns into arrays: records of TFRecord files (`.tfrecord`, or
-    names such as train-00000-of-00128), of ArrayRecord files without `dtype`, and of tar archives
-    (`.tar`); tables, JSON lines and HDF5 files with columns of bytes or text; and whole files: of a folder,
-    of its class folders (`photos/cat/1.jpg`, with labels), or of a glob with any other suffix (`photos/*.jpg`).
+    names such as train-00000-of-00128), of ArrayRecord files without `dtype`, and of tar archives (`.tar`); rows
+    of tables, JSON lines and HDF5 files with columns of bytes or text; and whole files: of a folder, of its class
+    folders (`photos/cat/1.jpg`, with labels), or of a glob with any other suffix (`photos/*.jpg`).
 
     Args:
       path_or_glob: a file, or a glob of files of one format, read as one source; or a folder of files;
@@ -77,10 +77,10 @@ def open_source(
       stride: the distance between the starts of adjacent windows, 1 to `window`. The default, `window`, gives
         windows without overlap; with a smaller stride they overlap.
       columns: the names of the leaves to read; None: all. An array that has no name gets the name given here.
-      cache_bytes: host memory for groups of rows that are stored together (Parquet row groups, compressed Arrow
-        batches, chunks of Zarr and HDF5), which are read whole. To read each group once per epoch, this memory
-        must hold the groups of adjacent positions in the order: with `Blocks`, `Blocks.window` × bytes of a block.
-        A single group may exceed it. Each thread that reads a batch may hold as many bytes again.
+      cache_bytes: bytes of host memory that cache groups of rows (Parquet row groups, compressed Arrow batches,
+        chunks of Zarr and HDF5), which are always read whole. If the cache holds all groups that neighbouring
+        positions of the order need, each group is read once per epoch: with `Blocks`, this takes `Blocks.window` ×
+        bytes of a block. A single group may exceed the limit. Each thread that reads may hold as many bytes again.
       missing_chunks: for chunks that a Zarr array lacks: "error", or "fill", which reads the fill value in the
         metadata. Some writers (zarr-python, unless told otherwise) leave out chunks that hold only this value.
         With "fill", a lost chunk cannot be distinguished from one that was left out.

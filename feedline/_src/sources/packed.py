@@ -23,12 +23,12 @@ _SEGMENTS, _POSITIONS = "segment_ids", "positions"
 class Packed(DocumentSource):
     """Documents packed into rows of one length, which are shuffled, resumed and mixed like rows of any source.
 
-    A row is a dict of arrays of `length` tokens: the given columns, `segment_ids` (to which document of the row a
-    token belongs, counted from 1; 0 is padding) and `positions` (its place in that document, or in its piece of a
-    document that is cut, counted from 0).
+    A row is a dict of arrays of `length` tokens: the given columns, `segment_ids` (the number of the token's
+    document in the row, from 1; 0 is padding) and `positions` (the number of the token in its document, from 0; if
+    the document is cut, in its piece).
 
-    Which documents share a row is computed from the histogram of their lengths. So nothing is packed in advance,
-    and any row is read without the rows before it. With `repack`, equally long documents change places each epoch.
+    Which documents share a row is computed from the lengths of all documents. So nothing is packed in advance, and
+    any row is read without the rows before it. With `repack`, equally long documents change places each epoch.
 
     Args:
       columns: a dict of columns with one value per token. Each is a tuple `(values, offsets)` of arrays or paths
@@ -41,10 +41,10 @@ class Packed(DocumentSource):
       longer: with "best_fit", what happens to documents of more than `length` tokens. "cut": they are cut into
         pieces of `length` tokens and a shorter one. "drop": they are left out.
       max_documents: the most documents in a row, with "best_fit"; None: any number.
-      repack: whether, in each epoch, equally long documents change places, and with "best_fit" also the documents
-        inside each row. None: True, unless values lie in a store: only documents that stay in their rows can be
-        fetched before they are needed.
-      seed: the seed of these changes.
+      repack: whether equally long documents change places in each epoch; with "best_fit", documents change places
+        inside each row, too. None: True, unless values lie in a store: only documents that stay in their rows can
+        be fetched before they are needed.
+      seed: the seed for `repack`.
       dtype: the dtype of integer columns in the batch; None: the stored one. Other columns keep their dtype.
 
     Attributes:
@@ -137,7 +137,7 @@ class Packed(DocumentSource):
         }
 
     def documents_of(self, row: int, epoch: int = 0) -> Indices:
-        """int64[k]: the documents in a row, in their order, as numbered in the columns."""
+        """int64[k]: the numbers, in the columns, of the documents in a row, in the order of the row."""
         spans = self._spans(np.array([row], np.int64), epoch)
         return np.searchsorted(self._any_column.offsets, spans.first, "right") - 1
 
@@ -155,7 +155,7 @@ class Packed(DocumentSource):
         self._read(rows, 0, out)
 
     def read_positioned(self, rows: Rows, out: Any) -> None:
-        """Write the rows `rows.index`, each as it is in its epoch. Raises whatever `read` raises."""
+        """Like `read`, but each row has the documents of its epoch. Raises whatever `read` raises."""
         cuts = [0, *(np.flatnonzero(np.diff(rows.epoch)) + 1).tolist(), len(rows.epoch)]
         for start, stop in itertools.pairwise(cuts):
             if start < stop:
@@ -164,7 +164,7 @@ class Packed(DocumentSource):
 
     @property
     def will_read(self) -> WillRead | None:
-        """Fetches documents from a store in advance, if they stay in their rows in all epochs; else None."""
+        """Fetches documents from a store ahead of their reads. None with `repack`, which moves documents."""
         return None if self.repack else super().will_read
 
     def _will_read(self, rows: Indices, ahead: int) -> bool:
@@ -227,7 +227,7 @@ def _without_empty(offsets: Indices) -> Indices:
 
 
 def _pieces(offsets: Indices, length: int, longer: str) -> tuple[Indices, Indices, int, int]:
-    """First token and length of each piece of the documents; how many documents were cut, how many left out."""
+    """Cut or drop long documents. Returns first tokens and lengths of all pieces; counts of cut and of dropped."""
     first, lengths = offsets[:-1], np.diff(offsets)
     long = lengths > length
     count = int(np.count_nonzero(long))

@@ -1,13 +1,13 @@
 """Computes which documents share a row: maps a row number and an epoch to the row's spans of tokens.
 
-Documents of one length are alike, so *lengths* are packed, not documents. Best fit decreasing (Krell et al. 2021,
-arXiv 2107.02027) turns the histogram of lengths into *kinds* of rows, such as 500 rows of three documents of 600
-tokens and one of 248. Rows are numbered kind by kind. The documents of each length are numbered, too, by *rank*,
-and dealt to the rows in the order of the row numbers, so a row's number determines the ranks of its documents. An
-index of documents sorted by length turns a rank into the place of the document's tokens. So every row is found
-without the rows before it: that is random access.
+Documents of one length are interchangeable, so *lengths* are packed, not documents. Best fit decreasing (Krell et
+al. 2021, arXiv 2107.02027) turns the histogram of lengths into *kinds* of rows, such as 500 rows that each have
+three documents of 600 tokens and one of 248. Rows are numbered kind by kind. Documents of one length are numbered,
+too, and these *ranks* are assigned to the rows in sequence. So a row number determines the ranks of the row's
+documents. An index of documents sorted by length turns a rank into a document's first token. So a row is found
+without the rows before it.
 
-In each epoch, a keyed permutation of the documents of each length deals them out anew to the same kinds of rows.
+In each epoch, a keyed permutation of the ranks of each length assigns other documents to the same kinds of rows.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class ByLength:
         self._first, self._seed = first[order], seed
 
     def first_tokens(self, length_number: Indices, rank: Indices, epoch: int | None) -> Indices:
-        """The first token of document number `rank` among the documents of a length.
+        """int64[k]: for each i, the first token of document rank[i] of the length with number length_number[i].
 
         Args:
-          epoch: the documents of each length are dealt out anew for it. None: they keep the order of the source.
+          epoch: selects a permutation of the documents of each length. None: they keep the order of the source.
         """
         if epoch is not None:
             keys = words("packed", self._seed, epoch)
-            # tweaks, so that lengths with equally many documents do not have the same permutation
+            # tweaks, so that lengths with equally many documents have different permutations
             tweaks = tweaked(self.lengths[length_number], keys[-1])
             rank = permuted_each(self.counts[length_number], keys, rank, tweaks)
         return self._first[self.begins[length_number] + rank]
@@ -86,8 +86,8 @@ class Kind(NamedTuple):
 class BestFit:
     """Whole documents in rows of `length` tokens, by best fit decreasing over the histogram of lengths.
 
-    All rows of a kind have the same *slots*, one for each document; a *run* is the slots for documents of one
-    length. Slots and runs are numbered kind by kind.
+    A kind has one *slot* for each document of a row; a *run* is the slots for documents of one length. Slots and
+    runs are numbered kind by kind.
 
     Args:
       first, lengths: int64[n], the first token and the length of each document; none is longer than `length`.
@@ -113,8 +113,8 @@ class BestFit:
         self._slot_of_run = _begins(self._each)
         tokens = documents.lengths[self._length_number[self._run]]  # of each slot
         self._tokens = np.add.reduceat(tokens, self._first_slot[:-1])  # of one row of each kind
-        # of each run, the rank (from 0) of its first document in the kind's first row: the number of documents of
-        # that length in earlier kinds
+        # of each run, the rank of its first document in the first row of the kind: the number of documents of this
+        # length in earlier kinds
         taken = self._each * np.repeat(rows, [len(kind.runs) for kind in kinds])
         by_length = np.argsort(self._length_number, kind="stable")
         self._first_rank = np.empty_like(taken)
@@ -127,11 +127,11 @@ class BestFit:
 
     @functools.cached_property
     def _tokens_by_row(self) -> npt.NDArray[np.int32]:
-        """Made when tokens are first counted: searching for the kind of each row would take ten times as long."""
+        """The tokens of each row, computed lazily. Searching for the kinds of rows would take ten times as long."""
         return np.repeat(self._tokens.astype(np.int32), np.diff(self._first_row))
 
     def spans(self, rows: Indices, epoch: int | None) -> Spans:
-        """The documents of some rows. `epoch` None: the same ones in every epoch, in the order of the source."""
+        """The documents of some rows. `epoch=None`: without permutations, so rows are the same in every epoch."""
         kind = np.searchsorted(self._first_row, rows, "right") - 1
         row_in_kind = rows - self._first_row[kind]
         documents = self._first_slot[kind + 1] - self._first_slot[kind]
@@ -185,7 +185,7 @@ def kinds_of(lengths: list[int], counts: list[int], length: int, most: int | Non
 class Split:
     """Documents one after the other, cut where a row ends, so that only the last row has padding.
 
-    The lengths stay in the order of the source. With an epoch, documents of the same length change places.
+    The lengths stay in the order of the source. In `spans`, an epoch makes documents of one length change places.
 
     Args:
       offsets: int64[n + 1], ascending: document i has tokens offsets[i] … offsets[i + 1] − 1. The array is kept.
@@ -230,7 +230,7 @@ def _begins(counts: Indices) -> Indices:
 
 
 def _numbered(counts: Indices) -> tuple[Indices, Indices]:
-    """For each member of k groups of these sizes, group by group: its group, and its number in the group."""
+    """Number the members of k groups of these sizes. Returns each member's group, and its number in the group."""
     group = np.repeat(np.arange(len(counts)), counts)
     return group, np.arange(len(group)) - _begins(counts)[group]
 

@@ -106,7 +106,7 @@ class Ragged(DocumentSource):
         return self._rows
 
     def tokens_of(self, rows: Indices) -> Indices:
-        """The lengths of these rows in the ragged leaf "tokens", or else in the first ragged leaf."""
+        """The lengths of these rows in the ragged leaf "tokens"; if there is none, in the first ragged leaf."""
         leaf = self._ragged.get(_TOKENS) or next(iter(self._ragged.values()))
         return leaf.lengths(rows)
 
@@ -181,7 +181,7 @@ def _checked_buckets(pad_to: Sequence[int]) -> tuple[int, ...]:
 def _check_pad(name: str, pad: Any, dtype: np.dtype[Any]) -> None:
     if not isinstance(pad, bool | int | float | np.number | np.bool_):
         raise TypeError(f"pad must be a number, got {pad!r}; use 0")
-    given = np.asarray(pad)  # of objects, if it is an integer of more than 64 bits
+    given = np.asarray(pad)  # dtype object, if `pad` is an integer of more than 64 bits
     with np.errstate(all="ignore"):
         fits = given.dtype != object and given.astype(dtype) == pad
     if dtype.kind in "biu" and not fits:

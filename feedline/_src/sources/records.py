@@ -24,7 +24,7 @@ class RecordSource(Source):
     Args:
       shuffled: whether the default order is shuffled: True if the dataset only wraps an object not from Grain.
 
-    `read` also takes indices epoch·n + row, for n = len(dataset): Grain's own random maps then differ by epoch.
+    `read` also accepts indices epoch·n + row, with n = len(dataset), so that Grain's random maps differ by epoch.
 
     Raises:
       ValueError: the dataset is empty.
@@ -82,7 +82,7 @@ class RecordSource(Source):
                 raise self._bad_row(index, f"every record must have the form of the first: {error}") from error
 
     def read_positioned(self, rows: Rows, out: Any) -> None:
-        """Read index epoch·n + row of the dataset, so that its own random maps differ between epochs."""
+        """Read index epoch·n + row of the dataset, so that the dataset's random maps differ between epochs."""
         n, last = len(self), int(rows.epoch.max())
         if (last + 1) * n > 1 << 63:
             raise FeedError(
