@@ -33,12 +33,12 @@ def samples_of_file(size: int) -> list[tuple[int, int]]:
 
 
 def of_samples(size: int, samples: Sequence[bytes]) -> list[Any]:
-    """Like `of_file`, for a file whose blocks, as listed by `samples_of_file`, have already been read."""
+    """Like `of_file`, given the size of the file and the blocks that `samples_of_file` lists."""
     return [size, hashlib.sha256(b"".join(samples)).hexdigest()[:32]]
 
 
 def of_array(array: npt.NDArray[Any], samples: int = _SAMPLES) -> list[Any]:
-    """Return dtype and shape of an array, and a digest of up to `samples` rows: of at most 4 KiB of each row."""
+    """Return the dtype and shape of an array, and a digest of the first 4 KiB of each of up to `samples` rows."""
     return of_rows(array.dtype, array.shape, array.__getitem__, samples)
 
 
@@ -53,7 +53,7 @@ def of_rows(
 
 
 def sampled(count: int, samples: int = _SAMPLES) -> list[int]:
-    """Up to `samples` evenly spaced numbers from 0 to count − 1, including both ends."""
+    """Up to `samples` evenly spaced numbers from 0 to count − 1, both included if `samples` is 2 or more."""
     last = max(count - 1, 0)
     numbers = np.linspace(0, last, samples).astype(np.int64).clip(max=last)  # floats may round `last` up
     return [int(number) for number in np.unique(numbers)][:count]

@@ -24,8 +24,8 @@ Columns = tuple[slice | Indices, ...]
 Cut = tuple[int, Columns, npt.NDArray[Any]]
 """(number of a leaf, which of its columns to read, the array to write them to)."""
 WillRead = Callable[[Indices, int], bool]
-"""(rows, ahead): fetches rows that will be read `ahead` batches later. Returns False if it is too early; call
-it again later."""
+"""(rows, ahead): starts to fetch rows that are read `ahead` batches later. Returns False if it is too early; the
+caller tries again later."""
 OwnOrder = Literal["", "mixture", "endless mixture", "repeated"]
 """The order that a source imposes. "": none; the source accepts any order. "mixture", "endless mixture": that of a
 `Mixture`. "repeated": the single endless epoch of a Grain dataset after `repeat()`."""
@@ -48,8 +48,8 @@ class Rows:
       epoch: int64[k], the epoch of each row.
       position: int64[k], its position in the epoch's order.
       index: int64[k], the row index in the source.
-      key: uint64[k], random bits, computed from (seed, epoch, position). So random augmentation that uses only
-        the key is the same on any topology.
+      key: uint64[k], random bits, computed from (seed, epoch, position). Augmentation whose random numbers come
+        from the key alone is the same on any topology.
     """
 
     epoch: npt.NDArray[np.int64]
@@ -298,7 +298,7 @@ class Source(Indexed):
         raise TypeError(f"only a feedline.Mixture has weights, and this feed reads {self.kind}")
 
     def with_weights_of(self, order: Any, position: int) -> Source:
-        """Return the source for a resume at `position`: itself, or a mixture with the past weights of the state.
+        """Return the source for a resume at `position`: itself, or a mixture with the state's weights up to there.
 
         Args:
           order: the order in the state.
@@ -368,7 +368,7 @@ class EncodedSource(Indexed):
 
     Attributes:
       fields: the names of the fields of a record; None: a record is one `bytes`.
-      instead: how to get arrays without decoding. It ends the error message of a feed that is given this source.
+      instead: how to get arrays without decoding: the end of the error message if a feed is given this source.
     """
 
     fields: Sequence[str] | None

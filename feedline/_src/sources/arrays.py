@@ -1,4 +1,4 @@
-"""Reads rows of arrays that lie in memory, or byte for byte in files."""
+"""Reads rows of arrays in memory, and of uncompressed arrays in files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Read = Callable[["File", OpenOptions], list[Any]]
 T = TypeVar("T")
 _SAMPLED_ROWS = 1 << 10  # of each leaf, over all shards: on a cold disk, each row costs a seek
 _MAX_SAMPLES_A_SHARD = 16
-CHECKS_A_READ = 4  # files that one read checks, at about 5 µs each: checks must cost less than the copy
+CHECKS_A_READ = 4  # files that one read checks, at about 5 µs each, so that checks cost less than the copy
 
 
 class ArraySource(Source):
@@ -45,7 +45,7 @@ class ArraySource(Source):
     Reads are thread-safe. A pickled source holds paths, and opens the files again in the other process.
 
     Local files are mapped. Files in a store are read through the cache. Once the cache holds all of them
-    completely, they are mapped as well, until it evicts one.
+    completely, they are mapped as well, until one is evicted.
 
     Args:
       shards: each is the path of a file of arrays, or a tree whose leaves are arrays and paths of files with one
@@ -148,7 +148,7 @@ class ArraySource(Source):
         )
 
     def _hold(self, leaves: Sequence[Sequence[Array | FileArray]], form: Any, names: Sequence[str | None]) -> None:
-        """Set the arrays: leaves[i][j] is part j of leaf i of a tree `form`, and names[j] its file, if known."""
+        """Set the arrays. leaves[i][j] is part j of leaf i, `form` the tree, names[j] the file of part j, if known."""
         self._leaves, self._names = leaves, names
         self.spec = jax.tree.unflatten(form, _row_specs([parts[0] for parts in leaves]))
         self._rows = sum(map(len, leaves[0]))
@@ -189,7 +189,7 @@ class ArraySource(Source):
 
     @classmethod
     def joined(cls, sources: Sequence[ArraySource], number: str) -> ArraySource:
-        """Concatenate the rows of sources that lie outside of stores and have one spec, a dict. Does not pickle.
+        """Concatenate sources outside of stores that have the same spec, a dict. The result does not pickle.
 
         Args:
           number: the key of an additional leaf, with the number of each row's source.
@@ -479,7 +479,7 @@ def cut(values: Array, columns: Columns) -> Array:
 
 
 class FileRows(Reader):
-    """Reads rows of arrays in files that are not mapped: in objects that the cache does not hold completely.
+    """Reads rows of arrays in files that are not mapped: objects in a store that are not completely cached.
 
     Args:
       parts: the arrays, whose rows have no gaps.

@@ -52,7 +52,7 @@ class Documents(NamedTuple):
         return found
 
     def spans(self, rows: Indices) -> Spans:
-        """A span for each of these documents, without the empty ones."""
+        """The spans of these documents, without empty ones."""
         lengths = self.lengths(rows)
         filled = np.flatnonzero(lengths)
         return Spans(filled, self.offsets[rows[filled]], lengths[filled])

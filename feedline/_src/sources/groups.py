@@ -146,8 +146,8 @@ class _GroupedRows(Indexed):
         """Yield the groups that hold some rows of a leaf: as many at once as fit `at_once_bytes`, at least one.
 
         Yields:
-          (groups, group, local, places). `places` are the offsets in `rows` of all rows that these groups hold. Of
-          each such row, `group` is the index of its group in `groups`, and `local` its number in this group.
+          (groups, group, local, places). `places` are the offsets in `rows` of all rows that these groups hold.
+          For each offset, `group` is an index into `groups`, and `local` the number of the row in that group.
         """
         if not len(rows):
             return
@@ -240,8 +240,8 @@ class _GroupedRows(Indexed):
     def _unchanged(self, rows: Indices) -> Iterator[None]:
         """A context that raises FeedError, on entry or on exit, if a file that is read in place has changed.
 
-        The entry checks, because reading a truncated mapped file would end the process. The exit checks, because
-        a changed file explains any other error.
+        On entry, because reading a truncated mapped file would end the process. On exit, because the rows may be
+        wrong, or because the change explains another error, which the FeedError replaces.
         """
         numbers = self._in_place and self._in_place.intersection(self._file_of_row.of(rows).tolist())
         in_place = [self._files[file] for file in sorted(numbers)]

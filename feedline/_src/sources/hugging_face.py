@@ -130,7 +130,7 @@ def _loaded(folder: str) -> HuggingFaceDataset:
 
 
 def _plain_table(dataset: HuggingFaceDataset, options: OpenOptions, files: Files) -> Any:
-    """The chosen columns as a `pyarrow.Table` of types that `column_of` takes. It shares the dataset's memory."""
+    """The chosen columns as a `pyarrow.Table`, in types that `column_of` accepts. Shares the dataset's memory."""
     table = dataset.data.table.select(options.chosen(_columns_of(dataset), "this dataset"))
     if table.num_rows == 0:
         raise ValueError("a source must have at least one row, and this dataset has none")
@@ -161,7 +161,7 @@ def _columns_of(dataset: HuggingFaceDataset) -> Sequence[str]:
 
 
 def _plain(column: Any, name: str) -> Any:
-    """Cast a column so that its lists have a type of fixed size. Shares memory with the column.
+    """Cast a column so that its lists have a type of fixed size.
 
     Lists of any type can be cast if all have the same length, like the lists of `datasets.Array2D` and padded
     tokens.
@@ -228,7 +228,7 @@ class _FileColumn:
                 )
             try:
                 (found[at],) = self._outside.read([row])
-            except RowError as error:  # drops its row number, which counts from the start of this piece
+            except RowError as error:  # drops the row number, which counts within this piece
                 raise OSError(error.message) from error
         return found
 
@@ -296,7 +296,7 @@ class DatasetFiles:
         return int((null if self.selected is None else null[self.selected]).sum())
 
     def _arrays(self) -> list[Any]:
-        """The columns of each record batch. `selected` is not applied."""
+        """The columns of each record batch. `ArraySource` applies `selected`."""
         pieces: Any = self._pieces
         return [{name: column.values for name, column in piece.items()} for piece in pieces]
 

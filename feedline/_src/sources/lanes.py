@@ -156,7 +156,7 @@ def raised_by_user_code(stop: StopIteration) -> bool:
 
     A StopIteration from the `__next__` of an iterator, Grain's or the user's, is the end of a stream. From any
     other function, it is an error. Some of Grain's iterators catch this error and later raise a StopIteration of
-    their own. If they do not set the error as its `__cause__`, the error is lost, and the result is False.
+    their own. If the error is not the `__cause__` of the new one, it is lost, and the result is False.
     """
     link: BaseException | None = stop
     while link is not None:

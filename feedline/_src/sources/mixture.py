@@ -26,7 +26,7 @@ from feedline._src.sources.as_source import as_source
 from feedline._src.sources.lanes import is_stream
 
 Weights = Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]]
-"""Weights by name; or phases, pairs (position, weights by name), whose weights hold from the position on."""
+"""Weights by name; or phases, pairs (position, weights by name), whose weights hold from that position on."""
 _SOURCE = "source"
 """The key of the leaf that says which source a row is from."""
 
@@ -46,14 +46,14 @@ class Mixture(Source):
     Args:
       sources: by name, each anything with random access that a feed takes: arrays, paths, a `RowSource`, a
         `grain.MapDataset`. All have the same leaves, in a dict without the key "source".
-      weights: by name, with any sum. Or phases, [(0, weights), (1_000_000, weights)]: the number is the position
-        in the epoch from which the weights hold. With phases, a weight may be 0 if it is above 0 in another
-        phase. A share is 0 or at least one row in 65,536.
-      orders: by name. A source without an order here is shuffled, with a seed of its own that is derived from
-        `seed`; but a Grain dataset keeps its order.
+      weights: by name, with any sum. Or phases, [(0, weights), (1_000_000, weights)]: each pair starts with the
+        position in the epoch from which its weights hold. With phases, a weight may be 0 if it is above 0 in
+        another phase. A share is 0 or at least one row in 65,536.
+      orders: `Order`s by name. By default, a Grain dataset keeps its order, and any other source is shuffled with a seed
+        of its own, which is derived from `seed`.
       seed: the seed of these orders, and of the keys that a transform gets.
-      end: when an epoch ends. "endless": the only epoch has no end. "first_exhausted": once one source has given
-        all its rows. "all_exhausted": once every source has given all its rows.
+      end: when an epoch ends. "endless": the only epoch has no end. "first_exhausted": once all rows of one source
+        were read. "all_exhausted": once all rows of every source were read.
 
     Each source has its own epochs: after its last row it begins again, shuffled anew. In the next epoch of the
     mixture, each source continues where it stopped.
@@ -147,7 +147,7 @@ class Mixture(Source):
         return self._with_phases([phase for phase in self.order.phases if phase.start != position] + [new])
 
     def with_weights_of(self, order: Any, position: int) -> Mixture:
-        """See `Source`. Phases before `position` come from the state, later ones from the arguments."""
+        """See `Source`. Phases before `position` come from the state, later ones are those given to `Mixture`."""
         given_starts = {phase.start for phase in self._given_phases}
         past = [
             phase

@@ -40,7 +40,7 @@ _TEXT = {
     ".json": f"{_TOKENS}, and {_TABLE.format('json')}, or write one object per line (.jsonl)",
     ".txt": f"{_TOKENS}, or give a folder or a glob of files that are one row each",
 }
-"""Advice, for the error message, about text files: their rows cannot be read in any order."""
+"""The advice in the error message for text files, whose rows cannot be read in any order."""
 
 
 def open_source(
@@ -77,10 +77,10 @@ def open_source(
       stride: the distance between the starts of adjacent windows, 1 to `window`. The default, `window`, gives
         windows without overlap; with a smaller stride they overlap.
       columns: the names of the leaves to read; None: all. An array that has no name gets the name given here.
-      cache_bytes: bytes of host memory that cache groups of rows (Parquet row groups, compressed Arrow batches,
-        chunks of Zarr and HDF5), which are always read whole. If the cache holds all groups that neighbouring
-        positions of the order need, each group is read once per epoch: with `Blocks`, this takes `Blocks.window` ×
-        bytes of a block. A single group may exceed the limit. Each thread that reads may hold as many bytes again.
+      cache_bytes: bytes of host memory for a cache of groups of rows (Parquet row groups, compressed Arrow
+        batches, chunks of Zarr and HDF5), which are always read whole. Each group is read once per epoch if the
+        cache holds all groups that neighbouring positions need: with `Blocks`, `Blocks.window` × bytes of a block.
+        A single group may exceed the limit. Each thread that reads may hold as many bytes again.
       missing_chunks: for chunks that a Zarr array lacks: "error", or "fill", which reads the fill value in the
         metadata. Some writers (zarr-python, unless told otherwise) leave out chunks that hold only this value.
         With "fill", a lost chunk cannot be distinguished from one that was left out.

@@ -137,7 +137,7 @@ class Packed(DocumentSource):
         }
 
     def documents_of(self, row: int, epoch: int = 0) -> Indices:
-        """int64[k]: the numbers, in the columns, of the documents in a row, in the order of the row."""
+        """int64[k]: the documents in a row, in order. Documents are numbered as in the columns, from 0."""
         spans = self._spans(np.array([row], np.int64), epoch)
         return np.searchsorted(self._any_column.offsets, spans.first, "right") - 1
 
@@ -227,7 +227,7 @@ def _without_empty(offsets: Indices) -> Indices:
 
 
 def _pieces(offsets: Indices, length: int, longer: str) -> tuple[Indices, Indices, int, int]:
-    """Cut or drop long documents. Returns first tokens and lengths of all pieces; counts of cut and of dropped."""
+    """Cut or drop documents longer than `length`. Returns (first tokens, lengths, number cut, number dropped)."""
     first, lengths = offsets[:-1], np.diff(offsets)
     long = lengths > length
     count = int(np.count_nonzero(long))

@@ -2,12 +2,12 @@
 
 Documents of one length are interchangeable, so *lengths* are packed, not documents. Best fit decreasing (Krell et
 al. 2021, arXiv 2107.02027) turns the histogram of lengths into *kinds* of rows, such as 500 rows that each have
-three documents of 600 tokens and one of 248. Rows are numbered kind by kind. Documents of one length are numbered,
-too, and these *ranks* are assigned to the rows in sequence. So a row number determines the ranks of the row's
-documents. An index of documents sorted by length turns a rank into a document's first token. So a row is found
-without the rows before it.
+three documents of 600 tokens and one of 248. Rows are numbered kind by kind. Documents of one length are numbered
+by *rank*, and ranks are assigned to the rows in sequence. So a row number determines the ranks of the row's
+documents, and an index of documents sorted by length turns a rank into the document's first token. No row has to
+be computed before another.
 
-In each epoch, a keyed permutation of the ranks of each length assigns other documents to the same kinds of rows.
+In each epoch, a keyed permutation for each length assigns the ranks to other documents. The kinds of rows remain.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class BestFit:
 
     @functools.cached_property
     def _tokens_by_row(self) -> npt.NDArray[np.int32]:
-        """The tokens of each row, computed lazily. Searching for the kinds of rows would take ten times as long."""
+        """The tokens of each row, made lazily. Searching for the kind of each row would take ten times as long."""
         return np.repeat(self._tokens.astype(np.int32), np.diff(self._first_row))
 
     def spans(self, rows: Indices, epoch: int | None) -> Spans:
@@ -185,7 +185,7 @@ def kinds_of(lengths: list[int], counts: list[int], length: int, most: int | Non
 class Split:
     """Documents one after the other, cut where a row ends, so that only the last row has padding.
 
-    The lengths stay in the order of the source. In `spans`, an epoch makes documents of one length change places.
+    The lengths stay in the order of the source. In each epoch, `spans` exchanges documents of one length.
 
     Args:
       offsets: int64[n + 1], ascending: document i has tokens offsets[i] … offsets[i + 1] − 1. The array is kept.
