@@ -298,11 +298,7 @@ class Source(Indexed):
         raise TypeError(f"only a feedline.Mixture has weights, and this feed reads {self.kind}")
 
     def with_weights_of(self, order: Any, position: int) -> Source:
-        """Return the source for a resume at `position`: itself, or a mixture with the state's weights up to there.
-
-        Args:
-          order: the order in the state.
-        """
+        """Return this source; of a mixture, a copy whose weights up to `position` are those in a state's `order`."""
         return self
 
     def padded_length(self, rows: Indices) -> int:

@@ -148,7 +148,7 @@ class ArraySource(Source):
         )
 
     def _hold(self, leaves: Sequence[Sequence[Array | FileArray]], form: Any, names: Sequence[str | None]) -> None:
-        """Set the arrays. leaves[i][j] is part j of leaf i, `form` the tree, names[j] the file of part j, if known."""
+        """Set the arrays. `form`: their tree; leaves[i][j]: part j of leaf i; names[j]: its file, if known."""
         self._leaves, self._names = leaves, names
         self.spec = jax.tree.unflatten(form, _row_specs([parts[0] for parts in leaves]))
         self._rows = sum(map(len, leaves[0]))

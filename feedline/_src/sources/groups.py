@@ -240,8 +240,8 @@ class _GroupedRows(Indexed):
     def _unchanged(self, rows: Indices) -> Iterator[None]:
         """A context that raises FeedError, on entry or on exit, if a file that is read in place has changed.
 
-        On entry, because reading a truncated mapped file would end the process. On exit, because the rows may be
-        wrong, or because the change explains another error, which the FeedError replaces.
+        Without the check on entry, reading a truncated mapped file would end the process. On exit, the FeedError
+        replaces any other error.
         """
         numbers = self._in_place and self._in_place.intersection(self._file_of_row.of(rows).tolist())
         in_place = [self._files[file] for file in sorted(numbers)]

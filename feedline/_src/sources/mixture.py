@@ -49,8 +49,8 @@ class Mixture(Source):
       weights: by name, with any sum. Or phases, [(0, weights), (1_000_000, weights)]: each pair starts with the
         position in the epoch from which its weights hold. With phases, a weight may be 0 if it is above 0 in
         another phase. A share is 0 or at least one row in 65,536.
-      orders: `Order`s by name. By default, a Grain dataset keeps its order, and any other source is shuffled with a seed
-        of its own, which is derived from `seed`.
+      orders: `Order`s by name. By default, a Grain dataset keeps its order, and any other source is shuffled with
+        a seed of its own, which is derived from `seed`.
       seed: the seed of these orders, and of the keys that a transform gets.
       end: when an epoch ends. "endless": the only epoch has no end. "first_exhausted": once all rows of one source
         were read. "all_exhausted": once all rows of every source were read.
