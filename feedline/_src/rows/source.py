@@ -298,7 +298,7 @@ class Source(Indexed):
         raise TypeError(f"only a feedline.Mixture has weights, and this feed reads {self.kind}")
 
     def with_weights_of(self, order: Any, position: int) -> Source:
-        """Return this source; for a mixture, a copy with the weights of `order`, from a state, up to `position`."""
+        """Return this source; for a mixture, a copy with the weights up to `position` of `order`, from a state."""
         return self
 
     def padded_length(self, rows: Indices) -> int:
