@@ -1,4 +1,4 @@
-"""Process-local batches in host memory, and their form: transform, dtypes, rows and columns."""
+"""Process-local batches in host memory, and the steps from rows to a batch: transform, cast, cut."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from feedline._src.rows.values import as_array
 from feedline._src.runtime.threads import annotation
 
 Cuts = list[tuple[int, Columns]]
-"""For some leaves: the leaf's number, and the columns of it that are read."""
-_EPOCH_FACTOR = 2_654_435_761  # odd and far from 0 modulo 2^31, so numbers of neighbouring epochs are far apart
+"""For some leaves: (number of the leaf, its columns to read)."""
+_EPOCH_FACTOR = 2_654_435_761  # odd, and far from 0 modulo 2^31: `place` differs much between neighbouring epochs
 
 
 class Progress(Protocol):
-    """The watchdog, to which the loader reports progress. `stopped`: whether the pipeline was closed."""
+    """The watchdog. The loader calls `advanced` after progress. `stopped`: whether the pipeline was closed."""
 
     def advanced(self, stage: str) -> None: ...
     def stopped(self) -> bool: ...
@@ -40,13 +40,13 @@ class HostBatch(NamedTuple):
     """This process's part of a global batch, or of several that are delivered at once.
 
     Attributes:
-      leaves: process-local arrays in placed dtypes, in the order in which JAX flattens the batch.
-      after: the cursor after the batch, which the feed's state holds once the batch has been delivered.
+      leaves: process-local arrays in the dtypes of the global batch, in the order in which JAX flattens it.
+      after: the cursor after the batch; the feed's state contains it once the batch has been delivered.
       lanes: the states of a stream's iterators after the batch; None with random access.
       rows: the number of rows of the global batch that are not padding.
       dropped_rows: the number of rows of the source that were left out since the previous batch.
-      parts: how each part of the batch was made.
-      bad: the bad rows among those that this process supplies, by ascending offset in the global batch.
+      parts: the times of each part of the batch.
+      bad: the bad rows that this process supplies, ordered by offset within each global batch.
     """
 
     leaves: list[Array]
@@ -60,14 +60,14 @@ class HostBatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LocalForm:
-    """The form of this process's part of every batch, and how the values that were read get this form.
+    """Describes this process's part of every batch, and transforms, casts and cuts the values that were read.
 
     Attributes:
       spec, out: the spec of a row in the source, and after the transform.
-      seed: the seed of the keys that the transform gets.
+      seed: the seed of `Rows.key`, the random bits that a transform gets.
       part: what this process reads and places.
       bad_rows: as in `Reading`.
-      ragged: the numbers of the leaves whose axis 1 is as long as each batch needs.
+      ragged: the numbers of the ragged leaves.
     """
 
     spec: RowSpec
@@ -91,12 +91,12 @@ class LocalForm:
 
     @functools.cached_property
     def own_rows(self) -> Indices | None:
-        """The rows of the global batch for which this process supplies the `own` leaves; None: there are none."""
+        """The rows of the `own` leaves that this process supplies; None without `own` leaves."""
         return next((plan.rows for plan in self.own.values()), None)
 
     @functools.cached_property
     def reads(self) -> list[tuple[Indices, Cuts]]:
-        """The reads that make a batch, each as (ascending rows, the leaves and columns to read of these rows)."""
+        """The reads for a batch: (ascending rows of the global batch, the leaves and columns to read of them)."""
         if not self.part.by_leaf:
             leaves = enumerate(self.spec.leaves)
             return [(self.part.rows, [(i, (slice(None),) * len(leaf.shape)) for i, leaf in leaves])]
@@ -106,14 +106,15 @@ class LocalForm:
         return list(groups.values())
 
     def write(self, read: Mapping[int, Array], leaves: list[Array], part: slice, index: Indices) -> None:
-        """Cast and cut some rows into the leaves that are placed. RowError: a number does not fit its dtype.
+        """Cast and cut some rows, and write them into the leaves to place.
 
-        Numbers are checked before columns are cut, so that all processes agree on which rows are bad.
+        A number that does not fit its dtype raises a RowError. All numbers are checked before columns are cut, so
+        that all processes agree on which rows are bad.
 
         Args:
           read: {number of a leaf: its values in these rows, after the transform}.
           leaves: the leaves to place, with all rows.
-          part: where these rows are among all rows that are read.
+          part: the slice of these rows among all rows of the read.
           index: the row indices of these rows.
         """
         for i, values in read.items():
@@ -124,7 +125,7 @@ class LocalForm:
             np.copyto(leaves[i][own], values, casting="unsafe")
 
     def _cut(self, plan: LeafPlan, part: slice, values: Array) -> tuple[slice, Array]:
-        """What is placed of a leaf that was read in whole rows: (slice of the placed leaf, values for it)."""
+        """Cut whole rows of a leaf to what is placed. Returns (slice of the placed leaf, values for the slice)."""
         rows = self.part.rows[part]
         own = slice(*np.searchsorted(plan.rows, [rows[0], rows[-1] + 1]))
         if len(plan.rows) < len(self.part.rows):
@@ -134,13 +135,13 @@ class LocalForm:
         return own, values
 
     def valid(self, real: npt.NDArray[np.bool_], bad: Sequence[BadRow]) -> npt.NDArray[np.bool_]:
-        """The leaf `valid` of one batch. `real`: for each of the `own_rows`, whether it is not padding."""
+        """Return the leaf `valid` of one batch. `real`: a value for each of `own_rows`, False for padding."""
         if bad and self.bad_rows == "mask":
             return real & ~np.isin(self.own_rows, [row.at for row in bad])  # type: ignore[arg-type]
         return real
 
     def with_own(self, leaves: list[Array], valid: npt.NDArray[np.bool_], after: Cursor) -> list[Array]:
-        """The leaves of a batch with the `own` ones inserted: `valid`, and `place` as computed from `after`."""
+        """Insert the `own` leaves among the leaves of a batch. The leaf `place` is computed from `after`."""
         values = {VALID: valid, PLACE: np.full(valid.shape, number_of_place(after), np.int32)}
         own, of_rows = {f"batch['{key}']": value for key, value in values.items()}, iter(leaves)
         return [own[name] if name in self.own else next(of_rows) for name in self.part.leaves]
@@ -153,7 +154,7 @@ class LocalForm:
         return Rows(positions.epoch, positions.position, index, keys)
 
     def transformed(self, transform: Transform, read: list[Array], rows: Rows) -> list[Array]:
-        """The leaves of some rows after the transform. `read`: the leaves before it, in the source's dtypes."""
+        """Transform some rows, and return their leaves. `read`: their leaves in the dtypes of the source."""
         try:
             batch = _called(transform, self.spec.tree(read), rows)
         except Exception as error:
@@ -161,7 +162,7 @@ class LocalForm:
             raise
         leaves, treedef = jax.tree_util.tree_flatten(batch)
         if treedef != self.out.treedef:
-            raise ValueError(f"a transform must return one tree; it returned {treedef} after {self.out.treedef}")
+            raise ValueError(f"a transform must return one tree structure, got {treedef} after {self.out.treedef}")
         arrays = [as_array(leaf.name, value) for leaf, value in zip(self.out.leaves, leaves, strict=True)]
         for leaf, array in zip(self.out.leaves, arrays, strict=True):
             if array.shape != (len(rows.index), *leaf.shape) or array.dtype != leaf.dtype:
@@ -173,7 +174,7 @@ class LocalForm:
 
 
 def number_of_place(after: Cursor) -> int:
-    """The value of the leaf `place`: a number below 2^31. Two cursors share a value with a chance of 2^-31.
+    """The value of the leaf `place`, below 2^31. The chance that two cursors have the same value is 2^-31.
 
     Example:
       >>> number_of_place(Cursor(0, 64)), number_of_place(Cursor(1, 64))
@@ -197,7 +198,7 @@ def transformed_spec(transform: Transform, spec: RowSpec, row: list[Array]) -> R
     """The spec of a row after `transform`, found by transforming one row twice.
 
     Args:
-      row: the leaves of that row, of shape [1, …].
+      row: the leaves of this row, each with shape [1, …].
 
     Raises:
       ValueError: the transform does not keep the batch axis, or gives a different result when called again.
@@ -216,7 +217,7 @@ def transformed_spec(transform: Transform, spec: RowSpec, row: list[Array]) -> R
 
 
 def _tried(transform: Transform, spec: RowSpec, row: list[Array]) -> tuple[RowSpec, list[bytes]]:
-    """What `transform` makes of a copy of one row: its spec, and the bytes of each leaf."""
+    """Transform a copy of one row. Returns the spec of the result, and the bytes of each leaf."""
     zero = np.zeros(1, np.int64)
     copied = spec.tree([leaf.copy() for leaf in row])  # the transform may write into its arguments
     transformed = _called(transform, copied, Rows(zero, zero, zero, np.zeros(1, np.uint64)))

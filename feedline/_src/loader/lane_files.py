@@ -1,4 +1,4 @@
-"""The files of a feed's state in a checkpoint: one for each lane of a stream, or a single one without lanes."""
+"""The files in which a checkpoint stores a feed's state: one for each lane of a stream, else a single file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None
     Every process calls this with its own state and the same folder, which all of them must be able to read later.
     Of the processes that read a lane, the one with the lowest index writes it. A file appears whole or not at all,
     and has a checksum. Give each step of each stream a folder of its own, because `load_lanes` refuses a folder
-    with files of two steps. Threads may save in any order.
+    with files of two steps. Several threads may save at the same time, in any order.
 
     If processes save states with different positions, `load_lanes` refuses the folder.
 
@@ -66,13 +66,13 @@ def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None
 
 
 def load_lanes(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """The state that all processes saved to `folder`, with all lanes, for `feed.set_state` on any topology.
+    """Read the state that all processes saved to `folder`. `feed.set_state` accepts it on any topology.
 
     The result is the same on every process. If it is saved again, process 0 writes all lanes.
 
     Raises:
       FileNotFoundError: the folder has no files of lanes.
-      ValueError: a lane is missing, damaged, or belongs to a different step from the others.
+      ValueError: a lane is missing or damaged, or two files are of different steps.
     """
     paths = sorted(_as_path(folder).glob("lane-*-of-*.json"))
     if not paths:
@@ -108,10 +108,11 @@ def write_state(folder: str | os.PathLike[str], state: Mapping[str, Any]) -> Non
 
 
 def read_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """The state in a folder.
+    """Read the state from a folder.
 
     Raises:
-      FileNotFoundError, ValueError: the folder holds no state of a feed, or lacks lanes.
+      FileNotFoundError: the folder contains no state of a feed.
+      ValueError: the state is damaged, or a lane is missing.
     """
     try:
         return dict(json.loads((_as_path(folder) / _FILE).read_text()))
@@ -125,7 +126,7 @@ def read_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _as_path(folder: str | os.PathLike[str]) -> Any:
-    """A local path; for a folder in a bucket, the given `etils.epath.Path`, which has the same methods."""
+    """The folder as a `Path`. In a bucket, it must be an `etils.epath.Path`, which has the same methods."""
     if "://" not in os.fspath(folder):
         return Path(folder)
     if isinstance(folder, str):
@@ -136,11 +137,11 @@ def _as_path(folder: str | os.PathLike[str]) -> Any:
 
 
 def _write(path: Any, text: str) -> None:
-    """Write a file as a whole or not at all, even if the machine stops."""
+    """Write a file completely or not at all, even if the machine crashes."""
     if not isinstance(path, Path):
         path.write_text(text)  # an object in a bucket
         return
-    part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.part")  # another thread may save the same
+    part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.part")  # another thread may save this lane
     try:
         with part.open("w") as file:
             file.write(text)
@@ -169,7 +170,7 @@ def _read(path: Any) -> dict[str, Any]:
         found = f"it is lane {held['lane']!r} of {held['count']!r}"
         checksum = held.pop("checksum", None)
         if type(held["lane"]) is type(held["count"]) is int and 0 <= held["lane"] < held["count"]:
-            if checksum == _checksum(held) or (checksum is None and "iterator" in held):  # earlier: without
+            if checksum == _checksum(held) or (checksum is None and "iterator" in held):  # older files have none
                 return held
             found = "it is not as it was saved"
     except (ValueError, LookupError, TypeError, RecursionError) as error:

@@ -1,8 +1,8 @@
-"""Rows with random access: any thread, or a worker process, reads any part of any batch after any cursor.
+"""Reads batches of rows with random access: any thread or worker process can read any part of any batch.
 
-A *delivery* is one batch, or `steps_per_call` batches that are delivered at once. Deliveries are numbered from 0,
-which begins at a cursor (epoch, position): the *origin*. Each delivery is read in parts. `PartWriter` writes a
-part; streams use it, too.
+A *delivery* is one batch, or `steps_per_call` batches that are delivered at once. Deliveries are numbered from 0;
+delivery 0 begins at a cursor, the *origin*. A delivery is read in parts. `PartWriter` writes a part; `streams.py`
+uses it, too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from feedline._src.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_r
 from feedline._src.rows.source import Cut, Source, WillRead
 from feedline._src.runtime.threads import JaxSettings, Stopwatch, annotation, this_thread
 
-# the most deliveries announced to the source in advance: computing their row indices takes time
+# maximum deliveries announced to the source in advance, because computing their row indices takes time
 _MAX_ANNOUNCED = 1 << 8
 
 
@@ -55,14 +55,14 @@ class PartClock:
 
 @dataclasses.dataclass(eq=False)
 class PartWriter:
-    """Writes some adjacent rows of a process-local batch into its memory, with a substitute for each bad row.
+    """Writes adjacent rows of a process-local batch into the batch's memory, and replaces bad rows by substitutes.
 
-    A subclass reads the rows. For one thread.
+    Subclasses read the rows. Not thread-safe.
 
     Attributes:
       offsets: int64[k], ascending: the offsets of these rows in the global batch.
-      cuts: what to read of each leaf.
-      first: the row of `buffers` at which these rows begin.
+      cuts: the leaves to read, and their columns.
+      first: the index of the first of these rows in `buffers`.
     """
 
     form: LocalForm
@@ -84,7 +84,7 @@ class PartWriter:
         raise NotImplementedError
 
     def _indices(self) -> Indices:
-        """The row indices of all rows, to read them again after a read that failed."""
+        """The row indices of all rows. Called after a failed read, to read the rows again."""
         raise NotImplementedError
 
     def _positions(self, some: slice) -> BatchPositions:
@@ -107,7 +107,7 @@ class PartWriter:
         return []
 
     def _write(self, some: slice, index: Indices | None) -> None:
-        """Read some of the rows; transform, cast and cut them into the leaves that are placed."""
+        """Read, transform, cast and cut some of the rows, and write them into the leaves to place."""
         with annotation("read"):
             index = self._read(some, index)
         self.clock.lap("read")
@@ -125,7 +125,7 @@ class PartWriter:
         self.clock.lap("stage")
 
     def _replace_bad(self, error: RowError) -> list[BadRow]:
-        """Write all rows again after `error`, with substitutes for bad ones. RowError if `bad_rows="raise"`."""
+        """Write all rows again after `error`, with substitutes for bad rows. With `bad_rows="raise"`, raise an error."""
         index, positions, bad = self._indices(), self._positions(slice(0, len(self.offsets))), []
 
         def write(some: slice) -> None:
@@ -142,16 +142,16 @@ class PartWriter:
         return bad
 
     def _here(self, some: slice) -> slice:
-        """Where some of the rows of this part lie in `buffers`."""
+        """The slice of `buffers` for some of the rows of this part."""
         return slice(self.first + some.start, self.first + some.stop)
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomAccess:
-    """Which rows each batch holds, and how a part of a batch is read. The arithmetic on cursors is pure.
+    """Computes which rows each batch contains, and reads parts of batches. The arithmetic on cursors is pure.
 
-    The order determines which row stands at which position, the schedule which positions a batch holds, and the
-    form which part of them this process supplies.
+    The schedule maps a batch to positions, the order maps positions to rows, and the form selects this process's
+    part of the batch.
     """
 
     source: Source
@@ -169,12 +169,12 @@ class RandomAccess:
     def open(
         self, after: Cursor, lanes: dict[str, Any] | None, settings: Settings, watch: Progress
     ) -> LocalBatches:
-        """The process-local batches after a cursor, read by threads of this process."""
+        """Return the process-local batches after a cursor. Threads of this process read them."""
         # with more threads than `buffer`, batches are divided into parts, so that all threads work
         return LocalBatches(self, after, max(1, -(-settings.threads // settings.buffer)))
 
     def next_cursor(self, after: Cursor) -> Cursor:
-        """Where the next batch starts; `after` itself if the pass is over."""
+        """The cursor at which the next batch starts; `after` itself if the pass is over."""
         return self.schedule.batch_at(after, 0) if self.schedule.batches_from(after) else after
 
     def next_pass(self, after: Cursor) -> Cursor:
@@ -184,8 +184,8 @@ class RandomAccess:
         return self.schedule.steps_per_epoch
 
     def check_cursor(self, cursor: Cursor) -> None:
-        """ValueError if the number of batches left in the pass is not a multiple of the steps per call."""
-        self.order.taken_before(*cursor)  # raises if a mixture would read 2^63 rows or more of a source by then
+        """Raise ValueError if the number of batches left in the pass is not a multiple of the steps per call."""
+        self.order.taken_before(*cursor)  # raises if 2^63 rows or more of a mixture's source precede the cursor
         for problem in self.schedule.refused_steps(cursor, self.steps_per_call):
             raise ValueError(problem)
 
@@ -201,7 +201,7 @@ class RandomAccess:
         return rows[0] if self.steps_per_call == 1 else np.stack(rows)
 
     def locate(self, start: Cursor, offsets: Indices) -> Indices:
-        """int64[k], read-only: the row index at these ascending offsets in the batch at `start`."""
+        """Return int64[k], read-only: the row indices at ascending offsets in the batch that starts at `start`."""
         index = np.empty(len(offsets), np.int64)
         for epoch, some, positions in self.schedule.positions_by_epoch(start, offsets):
             index[some] = self.order.rows_at(epoch, positions)
@@ -209,7 +209,7 @@ class RandomAccess:
         return index
 
     def padded_length(self, start: Cursor) -> int | None:
-        """The length of ragged leaves of the batch at `start`, equal in all processes. None: there are none."""
+        """The length of ragged leaves in the batch at `start`, equal on all processes. None: no leaf is ragged."""
         if not self.form.ragged:
             return None
         return self.source.padded_length(self.locate(start, np.arange(self.schedule.batch_size)))
@@ -217,7 +217,7 @@ class RandomAccess:
     def fill(
         self, start: Cursor, part: int, parts: int, buffers: Buffers, clock: PartClock | None = None
     ) -> list[BadRow]:
-        """Write part number `part`, of `parts`, of the batch at `start` into `buffers`. Returns its bad rows."""
+        """Write part `part` of `parts` of the batch at `start` into `buffers`. Returns its bad rows."""
         clock, bad = clock or PartClock(), []
         with self.settings.applied():
             for offsets, cuts in self.form.reads:
@@ -267,7 +267,7 @@ class _RandomPart(PartWriter):
         return [(i, columns, self.buffers.read[i][here]) for i, columns in self.cuts]
 
     def _substitute(self, i: int, index: int, failure: RowError) -> int:
-        """Write the first good row among the order's substitutes for a bad one."""
+        """Replace a bad row by the first good row among the order's substitutes."""
         here = slice(i, i + 1)
         at = self._positions(here)
         place = int(at.epoch[0]), int(at.position[0])
@@ -294,20 +294,20 @@ def _share(offsets: Indices, part: int, parts: int) -> slice:
 
 
 class _Part(NamedTuple):
-    """How a part of a delivery was made."""
+    """A part of a delivery that was read without an error."""
 
     times: PartTimes
     bad: list[BadRow]
 
 
 class LocalBatches:
-    """The process-local batches from `origin` to the end of the pass. Each part is read once, by any thread.
+    """The process-local batches from `origin` to the end of the pass.
 
-    It is also an iterator, for one thread.
+    Any thread may `read` any part, each part once. As an iterator, it is for one thread.
 
     Args:
-      parts: the most parts into which a batch is divided.
-      every: only every `every`-th delivery is read here; other worker processes read the others.
+      parts: the maximum number of parts of a batch.
+      every: this process reads every `every`-th delivery; other worker processes read the rest.
     """
 
     def __init__(self, access: RandomAccess, origin: Cursor, parts: int = 1, every: int = 1) -> None:
@@ -320,12 +320,12 @@ class LocalBatches:
         self._lock = threading.Lock()
         self._announcing = threading.Lock()
         self._announced = 0  # the first delivery that was not announced to the source; guarded by _announcing
-        # each incomplete delivery: its memory, and its finished parts; guarded by _lock
+        # {incomplete delivery: (its memory, its finished parts)}; guarded by _lock
         self._partial: dict[int, tuple[Buffers, dict[int, _Part | Exception]]] = {}
         self._next = 0  # the delivery that the iterator returns next
 
     def __next__(self) -> HostBatch:
-        """The next delivery. StopIteration carries the number of rows that the end of the pass leaves out."""
+        """The next delivery. The value of StopIteration is the number of rows left out at the end of the pass."""
         if self._next == self.count:
             raise self.end()
         read = [self.read(self._next, part) for part in range(self.parts)]
@@ -363,7 +363,7 @@ class LocalBatches:
             parts = []
             for _, found in sorted(made.items(), key=lambda item: item[0]):
                 if isinstance(found, Exception):
-                    raise found  # of the failed part with the lowest number, whichever part failed first
+                    raise found  # the error of the failed part with the lowest number, not the first in time
                 parts.append(found)
         finally:
             del found, made  # otherwise an error, its traceback and this frame form a cycle and keep the memory
@@ -403,7 +403,7 @@ class LocalBatches:
         return StopIteration(self._access.schedule.dropped_rows(self._cursor_before(self.count), None))
 
     def _announce(self, number: int, will_read: WillRead) -> None:
-        """Announce rows to a source that fetches them ahead, from delivery `number` on, until it wants no more."""
+        """Announce the rows of deliveries from `number` on, for the source to fetch, while it accepts more."""
         access = self._access
         if not self._announcing.acquire(blocking=False):
             return

@@ -1,4 +1,4 @@
-"""How many worker processes a feed may still replace."""
+"""The limit on worker processes that a feed replaces."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _log = logging.getLogger("feedline")
 
 
 class Restarts:
-    """Counts the workers of a feed that were replaced: at most `limit`."""
+    """Counts the replaced workers of a feed, and allows at most `limit`."""
 
     def __init__(self, limit: int) -> None:
         self.count = 0

@@ -1,18 +1,18 @@
 """The memory in which process-local batches are built: page-aligned slabs, reused once nothing refers to them.
 
 A *slab* is leased as a NumPy array whose base is a lease. The array and its slices keep the lease alive. So does
-JAX while a transfer reads the array. The CPU backend adopts aligned memory, so a device array that lies in a slab
-keeps the lease alive, too. Once the lease is freed, its slab is idle and can be leased again. So no code has to
-find out when a transfer is over.
+JAX while a transfer reads the array. The CPU backend uses aligned memory without a copy, so its device arrays keep
+the lease alive, too. Once the lease is freed, its slab is idle and can be leased again. So no code has to detect
+the end of a transfer.
 
 Guarantees:
 
 1. A slab has at most one lease at a time.
 2. `lease` never waits: if no slab is idle, it maps a new one.
-3. At most `idle` slabs of each leaf are kept idle; any further one is unmapped at once. So the memory in use is
+3. At most `idle` slabs of each leaf are kept idle; any further slab is unmapped at once. So the memory in use is
    the memory of all leased arrays, and of at most `idle` more batches.
-4. A lease may end anywhere: in any thread, in the garbage collector, inside `lease`, after `close`, at exit. Its
-   end runs no Python code. So it can neither swallow an interrupt, nor be interrupted and lose a slab.
+4. A lease may end anywhere: in any thread, in the garbage collector, inside `lease`, after `close`, at exit. No
+   Python code runs when it ends. So an interrupt at that moment neither gets lost nor loses a slab.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Staging:
 
     Args:
       form: shape and dtype of each leaf of a batch.
-      idle: the number of batches whose slabs are kept while unused. If it is the number of batches that a steady
-        feed uses at a time, no further slabs are mapped.
+      idle: the maximum number of idle slabs of each leaf. If it is the number of batches that a steady feed uses
+        at a time, no further slabs are mapped.
 
     Attributes:
       mapped: the number of slabs mapped so far. In a steady feed, it stops growing.
@@ -79,7 +79,7 @@ class Staging:
         return sum(len(slab) for slab in slabs if slab is not None)
 
     def lease(self) -> list[Array]:
-        """For each leaf, an uninitialised array that starts at a page boundary."""
+        """Return an uninitialised, page-aligned array for each leaf."""
         return [self._lease(*leaf, idle) for leaf, idle in zip(self._form, self._idle, strict=True)]
 
     def keep(self, idle: int) -> None:
@@ -102,9 +102,9 @@ class Staging:
 
     @staticmethod
     def _retire(idle: Sequence[deque[_Return]]) -> None:
-        """Unmap idle slabs. Leases still give their slabs to these deques, which from now on keep none."""
+        """Unmap idle slabs. A lease that ends later appends its slab to these deques, which then discard it."""
         for of_leaf in idle:
-            type(of_leaf).__init__(of_leaf, maxlen=0)  # names no global, which at exit may be gone
+            type(of_leaf).__init__(of_leaf, maxlen=0)  # not `deque`: at exit, this global may be gone
 
     def _lease(self, shape: tuple[int, ...], dtype: np.dtype[Any], idle: deque[_Return]) -> Array:
         size = math.prod(shape) * dtype.itemsize
@@ -119,7 +119,7 @@ class Staging:
 
     def _map(self, size: int) -> Slab:
         try:
-            memory = mmap.mmap(-1, max(size, 1), mmap.MAP_PRIVATE)  # a forked child keeps the batches that it has
+            memory = mmap.mmap(-1, max(size, 1), mmap.MAP_PRIVATE)  # batches in a forked child do not change
         except OSError as error:
             raise FeedError(
                 f"the memory of a batch must fit beside what this process uses, and {size:,} bytes for one of its "
@@ -155,7 +155,7 @@ class _Return(weakref.ref[_Lease]):
 
     @classmethod
     def of(cls, slab: Slab, lease: _Lease, idle: deque[_Return]) -> _Return:
-        """Made in a frame of its own: an interrupt must not end a lease whose `_Return` has no slab yet."""
+        """Create it in a frame of its own: an interrupt then frees a `_Return` without slab before its lease."""
         back = cls(lease, idle.append)
         back.slab = slab
         return back
@@ -173,18 +173,18 @@ class Buffers(NamedTuple):
     leaves: list[Array]
 
     def of_step(self, step: int) -> Buffers:
-        """The memory of batch number `step`, if this is the memory of several batches."""
+        """The memory of batch `step`, if this is the memory of a delivery of several batches."""
         placed = {id(whole): whole[step] for whole in self.leaves}
         read = [placed.get(id(whole), whole[step]) for whole in self.read]
         return Buffers(read, list(placed.values()))
 
 
 class BatchBuffers:
-    """Leases `Buffers` of one form. Any thread may lease.
+    """Leases `Buffers` for batches of one form. Any thread may lease.
 
     Args:
       idle: as for `Staging`.
-      steps: the batches of one delivery; if more than 1, the leaves have an additional first axis of this length.
+      steps: the batches in a delivery; if more than 1, the leaves have an additional first axis of this length.
     """
 
     def __init__(self, form: LocalForm, idle: int, steps: int = 1) -> None:
@@ -201,7 +201,7 @@ class BatchBuffers:
         self.staging = Staging(placed + [read[i] for i in changed], idle)
 
     def lease(self, length: int | None = None) -> Buffers:
-        """Uninitialised memory for a batch, or for all batches of a delivery.
+        """Lease uninitialised memory for a delivery.
 
         Args:
           length: the length of axis 1 of the ragged leaves.
@@ -214,6 +214,6 @@ class BatchBuffers:
 
 
 def shortened(array: Array, length: int) -> Array:
-    """A contiguous array at the start of the memory of `array`. Its shape differs only in the length of axis 1."""
+    """Return a contiguous array over the start of the memory of `array`, with `length` elements along axis 1."""
     shape = (len(array), length, *array.shape[2:])
     return array.reshape(-1)[: math.prod(shape)].reshape(shape)

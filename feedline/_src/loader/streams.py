@@ -1,8 +1,8 @@
-"""Streams: rows that can only be read one after the other, as L lanes side by side.
+"""Reads batches from streams, whose rows can only be read one after the other: L lanes side by side.
 
-Batch k holds items k·B/L … (k+1)·B/L − 1 of each lane, so that it is the same on any topology. A process reads the
-lanes of the rows that it supplies, in windows of a few batches. After each window, the processes tell each other
-which of their lanes have ended. Only then are the leaf `valid` and the number of real rows known.
+Batch k contains items k·B/L … (k+1)·B/L − 1 of each lane, on any topology. A process reads the lanes that fill its
+rows, in windows of a few batches. After each window, the processes exchange which of their lanes have ended. Only
+then are the leaf `valid` and the number of rows without padding known.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class GatherReports(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """What determines the batches of a stream, and the arithmetic on its cursors.
+    """The definition of a stream's batches, and the arithmetic on its cursors.
 
     A cursor's position counts the items of all lanes together.
 
     Attributes:
-      source: the first item. It replaces bad items, and fills rows without an item, since every process has it.
-      plan: its remainder says where an epoch ends. "drop": with the shortest lane; items left in other lanes are
-        read, to count them. "pad": with the longest lane. "wrap", for one lane: batches cross its end. The
-        plan's `settings.buffer` is the number of batches in a window.
+      source: the first item. It replaces bad items, and fills rows without an item; every process has this item.
+      plan: its `remainder` determines where an epoch ends. "drop": with the shortest lane; items left in other
+        lanes are read only to count them. "pad": with the longest lane. "wrap", for one lane: batches cross its
+        end. The plan's `settings.buffer` is the number of batches in a window.
       gather: exchanges the ends of lanes with the other processes; None: this process reads every lane.
     """
 
@@ -80,13 +80,13 @@ class Stream:
         return self.plan.batch_size // self.lanes
 
     def exists(self, offset: int, ends: Mapping[int, int]) -> bool:
-        """Whether there is a batch after `offset` items of each lane. `ends`: {lane that has ended: its items}."""
+        """Whether a batch exists after `offset` items of each lane. `ends`: {ended lane: number of its items}."""
         if self.remainder == "pad":
             return len(ends) < self.lanes or offset < max(ends.values())
         return not ends or offset + self.items <= min(ends.values())
 
     def real(self, offset: int, ends: Mapping[int, int]) -> npt.NDArray[np.int64]:
-        """int64[lanes]: how many items each lane gives to the batch after `offset` items."""
+        """Return int64[lanes]: the number of items of each lane in the batch after `offset` items of each lane."""
         counts = np.full(self.lanes, self.items, np.int64)
         for lane, items in ends.items():
             counts[lane] = min(max(items - offset, 0), self.items)
@@ -107,11 +107,11 @@ class Stream:
         return Cursor(self.end_of_pass(after) or after.epoch + 1, 0)
 
     def steps_per_epoch(self) -> int:
-        """TypeError: unknown."""
+        """Raise TypeError, because the length is unknown."""
         raise TypeError("a stream does not know its length before its end, so steps per epoch are unknown")
 
     def rows_of(self, after: Cursor) -> npt.NDArray[np.int64]:
-        """TypeError: a stream has no row indices."""
+        """Raise TypeError, because a stream has no row indices."""
         raise TypeError("a stream has no row indices: its rows are known only by reading it")
 
     def check_cursor(self, cursor: Cursor) -> None:
@@ -119,10 +119,10 @@ class Stream:
 
 
 class Report(NamedTuple):
-    """What one process, or all processes together, found in a window.
+    """The ends of lanes and the failure that one process, or all processes together, found in a window.
 
-    `ends`: the number of items of each lane that has ended. `failed_at`: the number of items of each lane before a
-    batch that could not be read. `why`: the arguments of the error that the other processes then raise.
+    `ends`: {ended lane: number of its items}. `failed_at`: the number of items of each lane before the batch that
+    could not be read; None: no failure. `why`: the arguments of the error that the other processes raise.
     """
 
     ends: dict[int, int]
@@ -134,7 +134,7 @@ class Report(NamedTuple):
 
     @classmethod
     def merged(cls, reports: list[Any]) -> Report:
-        """All reports as one, with the earliest of the failures."""
+        """Merge the reports of all processes. The result has the earliest failure."""
         ends = {lane: items for lane_ends, _, _ in reports for lane, items in lane_ends}
         failures = [(at, why) for _, at, why in reports if at is not None]
         return cls(ends, *min(failures, key=lambda failure: failure[0], default=(None, {})))
@@ -150,9 +150,9 @@ class Report(NamedTuple):
 
 
 class StreamBatches:
-    """An iterator of the process-local batches of a stream. Called and closed by one thread at a time.
+    """An iterator of the process-local batches of a stream. One thread at a time may call `next` or `close`.
 
-    After an error or an interrupt in `next` it can only be closed.
+    After an error or an interrupt in `next`, it can only be closed.
     """
 
     def __init__(self, stream: Stream, after: Cursor, states: Mapping[str, Any], watch: Progress) -> None:
@@ -165,11 +165,11 @@ class StreamBatches:
         self._lanes: list[Lane] = []
         self._batches = self._read(states)
         self._opener = threading.current_thread()
-        self._reader: threading.Thread | None = None  # the thread of feedline that reads this, and then closes it
+        self._reader: threading.Thread | None = None  # feedline's thread that reads and closes this iterator
         stream.source.opened.append(self)
 
     def __next__(self) -> HostBatch:
-        """The next batch. StopIteration carries the number of items that the end of the pass left out."""
+        """The next batch. The value of StopIteration is the number of items left out at the end of the pass."""
         with self._stream.settings.applied():
             return next(self._batches)
 
@@ -194,7 +194,7 @@ class StreamBatches:
         me = threading.current_thread()
         if me is not self._opener:
             self._reader = me
-        # after `_reader` is set: a thread that stops the watch and then finds None knows that nothing reads here
+        # `_reader` is set first: if a thread stops the watch and then finds no `_reader`, nothing is read here
         if self._watch.stopped():
             raise FeedError("the feed was closed", stage="read")
         for other in itertools.takewhile(lambda other: other is not self, tuple(self._stream.source.opened)):
@@ -202,7 +202,7 @@ class StreamBatches:
                 other._reader.join()
 
     def _read(self, states: Mapping[str, Any]) -> Generator[HostBatch, None, int]:
-        """Yields the batches. Returns the number of items that the end of the pass left out."""
+        """Yield the batches. Returns the number of items left out at the end of the pass."""
         self._wait_for_abandoned()
         while self._epoch != self._last_epoch:
             after = Cursor(self._epoch, self._offset)
@@ -215,7 +215,7 @@ class StreamBatches:
             while ends is None:
                 batches, ends, failure = self._read_window()
                 while batches:
-                    yield batches.popleft()  # not kept here, so its memory can be reused
+                    yield batches.popleft()  # this frame does not keep the batch, so its memory can be reused
                 if failure is not None:
                     try:
                         raise failure
@@ -227,11 +227,11 @@ class StreamBatches:
         return self._dropped
 
     def _read_window(self) -> tuple[deque[HostBatch], dict[int, int] | None, Exception | None]:
-        """Read this process's part of a window, and agree with the others on which batches exist.
+        """Read this process's part of a window, and agree with the other processes on which batches exist.
 
         Returns:
-          The existing batches; the number of items of each lane if the epoch ends after these batches, else None;
-          and the error that comes after them, or None.
+          The existing batches; {ended lane: number of its items} if the epoch ends after these batches, else None;
+          and the error to raise after them, or None.
         """
         size, of_window = self._stream.items, self._stream.plan.settings.buffer
         # windows begin at the same batches on all processes
@@ -253,7 +253,7 @@ class StreamBatches:
         return batches, None, None
 
     def _read_partial_batches(self, window: range) -> tuple[list[HostBatch], Exception | None]:
-        """This process's part of the window's batches, up to the end of a lane or a failure; and that failure."""
+        """Read this process's part of batches until a lane ends or a read fails. Returns them, and the failure."""
         found: list[HostBatch] = []
         try:
             for offset in window:
@@ -268,7 +268,7 @@ class StreamBatches:
         return found, None
 
     def _read_partial(self, after: Cursor) -> HostBatch | None:
-        """The next items of this process's lanes as a batch; None if a lane has too few and is not padded."""
+        """Read the next items of this process's lanes as a batch. None if a lane has too few and is not padded."""
         clock, stream, form = PartClock(), self._stream, self._stream.form
         with annotation("read"):
             taken = {lane.index: lane.take(stream.items) for lane in self._lanes}
@@ -299,7 +299,7 @@ class StreamBatches:
         )
 
     def _completed(self, partial: HostBatch, offset: int, ends: Mapping[int, int]) -> HostBatch:
-        """The batch after `offset` items of each lane, now that all ends are known."""
+        """Complete the batch after `offset` items of each lane, once the ends of all lanes are known."""
         form, items, real = self._stream.form, self._stream.items, self._stream.real(offset, ends)
         # padding repeats items, and a bad item counts once
         bad = [row for row in partial.bad if row.at % items < real[row.at // items]]
@@ -309,7 +309,7 @@ class StreamBatches:
         return partial._replace(leaves=leaves, rows=int(real.sum()), dropped_rows=self._dropped, bad=bad)
 
     def _agreed(self, place: str, failure: Exception | None, read: int) -> Report:
-        """The merged report of all processes on the window `place`. `read`: items of each lane that were read."""
+        """Exchange and merge the reports on the window `place`. `read`: items of each lane before a failure."""
         mine, gather = Report({lane.index: lane.taken for lane in self._lanes if lane.ended}), self._stream.gather
         if failure is not None:
             why = {"stage": "read", "process": jax.process_index(), **as_arguments(failure)}
@@ -340,7 +340,7 @@ class StreamBatches:
         return following
 
     def _read_out(self) -> dict[int, int]:
-        """The number of items of each lane in this epoch. Reads the remaining items to count them."""
+        """Read the remaining items to count them. Returns {lane: number of its items in this epoch}."""
         failure: Exception | None = None
         try:
             for lane in self._lanes:
@@ -365,7 +365,7 @@ class _Item(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class _StreamPart(PartWriter):
-    """Items as the rows of a batch. A stream has no row indices; positions are used in their place."""
+    """Writes items as the rows of a batch. Positions replace row indices, which a stream does not have."""
 
     source: FirstItem
     records: list[Any]
@@ -387,7 +387,7 @@ class _StreamPart(PartWriter):
         return self.positions.position[some]
 
     def _substitute(self, i: int, index: int, failure: RowError) -> int:
-        """Write the stream's first item in place of a bad one."""
+        """Replace a bad item by the stream's first item."""
         self.records[i] = self.source.item
         try:
             self._write(slice(i, i + 1), None)
@@ -398,14 +398,15 @@ class _StreamPart(PartWriter):
 
 
 class Lane:
-    """The items of one lane after the cursor `after`, at which Grain's iterator has `state`. One thread at a time.
+    """Reads the items of one lane after the cursor `after`. One thread at a time may use it.
 
-    The lane continues over the ends of epochs, and ends before epoch `last_epoch`.
+    `state` is the state of Grain's iterator at this cursor. Reading continues over the ends of epochs, and stops
+    before epoch `last_epoch`.
 
     Attributes:
       epoch, position: of the next item.
       taken: items taken since the beginning of `after`'s epoch.
-      ended: whether it is known that no further item comes.
+      ended: whether the lane is known to have no further item.
     """
 
     def __init__(self, lanes: Lanes, index: int, after: Cursor, state: Any, last_epoch: int | None) -> None:
@@ -494,10 +495,10 @@ def _empty_epoch(epoch: int) -> FeedError:
 
 
 def check_form(state: Any, fresh: Any, name: str = "it") -> None:
-    """Refuse a state whose keys or types are not those of a new Grain iterator.
+    """Refuse a state whose keys or types differ from those of a new Grain iterator's state.
 
-    None stands for an inner iterator that has not begun, or has ended. Elements of lists are not compared, because
-    with interleaving one element holds states of different forms over time.
+    None is the state of an inner iterator that has not begun, or has ended. Elements of lists are not compared,
+    because interleaving stores states of different forms in the same element over time.
 
     Raises:
       TypeError: the state differs.
@@ -517,7 +518,7 @@ def check_form(state: Any, fresh: Any, name: str = "it") -> None:
 
 
 def marked(state: Any) -> Any:
-    """A copy of a state with its tuples marked, since JSON would make them lists, which Grain does not accept.
+    """Copy a state and mark its tuples, because JSON would turn them into lists, which Grain does not accept.
 
     Example:
       >>> marked({"slice": (2, 5), "index": [0]})

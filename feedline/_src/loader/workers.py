@@ -1,8 +1,8 @@
-"""Worker processes that read batches ahead: of n workers, each makes every n-th batch and sends it over a pipe.
+"""Worker processes that read batches ahead: each of n workers makes every n-th batch, and sends it over a pipe.
 
 Worker and parent share a pipe and no lock, so a worker that is stopped or killed at any moment blocks nobody. The
 leaves of a batch are sent as an open file in anonymous memory, which the kernel frees once no process has the file
-open. So nothing stays behind, whichever process is killed.
+open. So nothing is left after any process is killed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from feedline._src.rows.spec import Array
 from feedline._src.runtime.threads import JaxSettings, Stopwatch
 
 END_S = 5.0
-"""Grace period for workers to end by themselves, before they are killed."""
+"""Grace period of workers in seconds: a worker that has not ended by then is killed."""
 T = TypeVar("T")
 _OF_THE_JOB = (signal.SIGINT, signal.SIGTERM)
 
@@ -63,7 +63,7 @@ _NO_GUARD = (
 class WorkerBatches:
     """An iterator over the process-local batches after `origin`, read ahead by worker processes.
 
-    Called and closed by one thread at a time. Workers start with the first `next`.
+    One thread at a time may call `next` or `close`. The first `next` starts the workers.
     """
 
     def __init__(self, access: RandomAccess, origin: Cursor, settings: Settings, restarts: Restarts) -> None:
@@ -72,13 +72,13 @@ class WorkerBatches:
         self._after = origin
         self._settings = settings
         self._workers: list[Worker] = []
-        self._next = 0  # the number of the next batch, counted from the start of the present workers
+        self._next = 0  # the number of the next batch, counted from the start of the current workers
         self._awaited: Worker | None = None  # the worker for whose batch a thread waits
         self._stuck: WorkerError | None = None  # why a worker was killed
         self._wake, self._waker = multiprocessing.Pipe(duplex=False)
 
     def __next__(self) -> HostBatch:
-        """The next batch. StopIteration carries the number of rows that the end of the pass leaves out."""
+        """The next batch. The value of StopIteration is the number of rows left out at the end of the pass."""
         while True:
             left = self._access.schedule.batches_from(self._after)
             if not left:
@@ -104,12 +104,12 @@ class WorkerBatches:
             return batch
 
     def stop_waiting(self) -> None:
-        """End a wait inside `next`, or one that begins later: nobody wants its batch. Any thread may call it."""
+        """Make `next` stop waiting for workers, now and in later calls. Any thread may call this."""
         with contextlib.suppress(OSError):
             self._waker.send_bytes(b"stop")
 
     def end_stuck_workers(self, limit_s: float) -> bool:
-        """Kill the worker for which a thread has waited in `next` for `limit_s`. True: it will be replaced."""
+        """Kill the worker for which `next` has waited for `limit_s`. Returns whether it will be replaced."""
         worker = self._awaited
         if worker is None:
             return False
@@ -135,7 +135,7 @@ class WorkerBatches:
 
 
 class WorkerEndedError(Exception):
-    """A worker ended before its work was done. `began`: it had imported the script and opened its source."""
+    """A worker ended before its feed. `began`: whether it had imported the script and opened its source."""
 
     def __init__(self, code: int, began: bool) -> None:
         super().__init__(f"a worker ended with exit code {code}")
@@ -156,10 +156,10 @@ class WorkerEndedError(Exception):
 
 
 class Worker:
-    """A spawned process that reads batches after `origin`, `ahead` batches in advance. For one thread.
+    """A spawned process that reads batches, `ahead` batches in advance. Not thread-safe.
 
     Args:
-      numbers: the numbers of its batches.
+      numbers: the numbers of the worker's batches, counted from `origin`.
     """
 
     def __init__(self, access: RandomAccess, origin: Cursor, numbers: range, ahead: int) -> None:
@@ -211,14 +211,14 @@ class Worker:
             self._began = True
 
     def _sends(self, wake: Connection) -> bool:
-        """Wait until the worker sends something, or has ended. False: `wake` is readable first."""
+        """Wait until the worker sends something or ends. Returns False if only `wake` is readable."""
         return self.connection in connection.wait([self.connection, wake])
 
     def _receive_memory(self) -> int:
         try:
             with _as_socket(self.connection) as sender:
                 return reduction.recvfds(sender, 1)[0]
-        except RuntimeError as error:  # the handle arrived, but this process may open no more files
+        except RuntimeError as error:  # a descriptor was sent, but this process may open no more files
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error
 
     def _received(self, receive: Callable[[], T]) -> T:
@@ -250,14 +250,14 @@ def end(workers: Sequence[Worker]) -> None:
 
 @contextlib.contextmanager
 def _as_socket(connection: Connection) -> Iterator[socket.socket]:
-    """The socket of a connection. With `socket.setdefaulttimeout`, a new socket object stops it from blocking."""
+    """The socket of a connection, blocking again: `socket.setdefaulttimeout` makes a new socket non-blocking."""
     with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as found:
         found.setblocking(True)
         yield found
 
 
 def _in_memory(leaves: Sequence[Array]) -> int:
-    """The descriptor of a file in anonymous memory that holds the leaves, each from a page boundary on."""
+    """Write leaves to a file in anonymous memory, each from a page boundary on. Returns the file's descriptor."""
     memory = os.memfd_create("feedline-batch")
     with open(memory, "wb", closefd=False) as file:
         file.truncate(sum(_whole_pages(leaf.nbytes) for leaf in leaves) or 1)
@@ -269,7 +269,7 @@ def _in_memory(leaves: Sequence[Array]) -> int:
 
 
 def _leaves_in(memory: int, forms: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[Array]:
-    """The leaves in a file from `_in_memory`. Closes the file; its memory is freed with the last leaf."""
+    """Map the leaves of a file from `_in_memory`, and close the file. Its memory is freed with the last leaf."""
     try:
         mapped = mmap.mmap(memory, 0)
     except OSError as error:
@@ -300,10 +300,10 @@ def _whole_pages(nbytes: int) -> int:
 
 
 def _serve(to_parent: Connection, settings: JaxSettings, pickled: bytes) -> None:
-    """What a worker process runs. It sends None once it can read, and then answers each number with that batch.
+    """Run a worker: send None once the source is open; then send the batch of each number that arrives.
 
-    After a batch it sends the open file that holds the batch's leaves. Instead of None or a batch, it may send an
-    error and its traceback.
+    After each batch, the worker sends the descriptor of the file that contains the batch's leaves. Instead of None
+    or a batch, it may send an error and its traceback.
     """
     _prepare(settings)
     with contextlib.suppress(EOFError, ConnectionError):  # the parent has closed the pipe, or has ended
@@ -327,9 +327,9 @@ def _serve(to_parent: Connection, settings: JaxSettings, pickled: bytes) -> None
 
 
 def _made(batches: LocalBatches, number: int) -> tuple[HostBatch, int]:
-    """A batch that has the forms of its leaves instead of the leaves, and the memory that holds the leaves."""
+    """Make a batch. Returns it with (shape, dtype) for each leaf, and the descriptor of the leaves' memory."""
     batch = batches.read(number, 0)
-    assert batch is not None  # `read` returns None while other parts of the batch are missing; here it is one part
+    assert batch is not None  # `read` returns None while parts of a batch are missing; this batch has one part
     watch, thread = Stopwatch(), f"worker {os.getpid()}"
     memory = _in_memory(batch.leaves)
     copy_s, copy_cpu_s = watch.lap()
@@ -342,23 +342,23 @@ def _made(batches: LocalBatches, number: int) -> tuple[HostBatch, int]:
 def _prepare(settings: JaxSettings) -> None:
     """Set up this worker process before the source is unpickled.
 
-    Without JAX's settings, unpickling would narrow a 64-bit `jax.Array` that a transform holds.
+    Without JAX's settings, unpickling would narrow a 64-bit `jax.Array` to which a transform refers.
     """
-    # Ctrl-C, a launcher and Slurm signal every process of a job, but the trainer needs batches until it has saved.
-    # Not SIG_IGN, which programs that the worker starts would inherit
+    # Ctrl-C, launchers and Slurm send signals to every process of a job, but the trainer needs batches until it
+    # has saved. Not SIG_IGN, which programs that the worker starts would inherit
     for number in _OF_THE_JOB:
         signal.signal(number, lambda number, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_THE_JOB)
     threading.Thread(target=_end_with_parent, name="feedline-parent", daemon=True).start()
-    jax.config.update("jax_platforms", "cpu")  # JAX must not take the memory of the trainer's accelerator
+    jax.config.update("jax_platforms", "cpu")  # JAX must not allocate memory on the trainer's accelerator
     settings.apply_everywhere()
 
 
 def _end_with_parent() -> None:
     """End this worker once its parent has ended, even if the parent was killed or called `os._exit`.
 
-    Python itself ends workers only at a normal exit. `join` waits for a pipe that closes when the parent ends; the
-    kernel's PR_SET_PDEATHSIG would fire when the *thread* that started the worker ends.
+    Python itself ends workers only at a normal exit. `join` waits for a pipe that closes when the parent ends.
+    Rejected: PR_SET_PDEATHSIG, which fires when the *thread* that started the worker ends.
     """
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -367,9 +367,9 @@ def _end_with_parent() -> None:
 
 
 def _with_traceback(error: Exception) -> tuple[Exception, str]:
-    """An error that can be pickled, and its traceback as text.
+    """Return an error that can be pickled, and its traceback as text.
 
-    An error that cannot be pickled, such as one of a user's class, becomes a WorkerError with its message.
+    If `error` cannot be pickled, the result is a WorkerError with its message.
     """
     text = "".join(traceback.format_exception(error))
     try:
