@@ -125,7 +125,7 @@ class PartWriter:
         self.clock.lap("stage")
 
     def _replace_bad(self, error: RowError) -> list[BadRow]:
-        """Write all rows again after `error`, with substitutes for bad rows. With `bad_rows="raise"`, raise an error."""
+        """Write all rows again, with substitutes for bad rows. With `bad_rows="raise"`, raise a RowError."""
         index, positions, bad = self._indices(), self._positions(slice(0, len(self.offsets))), []
 
         def write(some: slice) -> None:

@@ -1,1 +1,1 @@
-"""Stage 2: makes global arrays on the mesh from process-local host batches. No threads."""
+"""Stage 2: makes global arrays on the mesh from process-local host batches. Starts no threads."""

@@ -27,7 +27,7 @@ HostLeaf = np.ndarray[Any, Any] | jax.Array
 
 
 class LocalBatch(Protocol):
-    """What placing needs of this process's part of a batch: its leaves, and the cursor after it."""
+    """The attributes of a `HostBatch` that placing needs: its leaves, and the cursor after the batch."""
 
     @property
     def leaves(self) -> list[Any]: ...
@@ -52,10 +52,10 @@ class Placement:
     instead of 0.48 ms for 16 leaves on eight CPU devices (jax 0.10).
 
     Attributes:
-      spec: tree of `jax.ShapeDtypeStruct` with shardings, of the global batch.
+      spec: the global batch as a tree of `jax.ShapeDtypeStruct` with shardings.
       local_bytes: bytes of this process's part of a batch.
-      ragged: the indices of the ragged leaves. In one batch, they all have the same size along axis 1, which
-        differs between batches; `spec` has the largest.
+      ragged: the indices of the ragged leaves. In one batch, they all have the same size along axis 1; the size
+        differs between batches, and `spec` has the largest size.
       settings: JAX's settings while a batch is placed, so that 64-bit leaves stay 64-bit on every thread.
     """
 
@@ -76,8 +76,8 @@ class Placement:
         """Place a batch, and measure how long that takes.
 
         Args:
-          on_placed: called with the times and the global arrays; never raises.
-          check: called before placing, with the leaves and `host.after`; compares them between processes.
+          on_placed: called with the times and the global arrays. Must not raise.
+          check: called with the leaves and `host.after` before placing; compares them between processes.
         """
         if check is not None:
             check(host.leaves, host.after)
@@ -89,10 +89,10 @@ class Placement:
         return Placed(batch, host._replace(leaves=[]), times)
 
     def place(self, leaves: Sequence[HostLeaf]) -> Any:
-        """The global arrays of process-local `leaves`. Returns before the transfers are done.
+        """Make the global arrays of process-local `leaves`. Returns before the transfers are done.
 
         Leaves that are jax.Arrays are copied from device to device. The transfers are intended, so a user's
-        transfer guard must not refuse them, although JAX counts them as implicit if there are several processes.
+        transfer guard does not apply to them: with several processes, JAX counts them as implicit.
         """
         with self.settings.applied(), jax.transfer_guard_host_to_device("allow"):
             arrays = [place(leaf) for place, leaf in zip(self._places, leaves, strict=True)]
@@ -155,7 +155,7 @@ def _place_whole(sharding: Sharding, values: HostLeaf) -> jax.Array:
 
 
 def _place_part(sharding: Sharding, shape: tuple[int, ...], ragged: bool, values: HostLeaf) -> jax.Array:
-    """Place a leaf if this process supplies a part of it. `ragged`: axis 1 is as long as in `values`."""
+    """Place a leaf of which this process supplies a part. `ragged`: axis 1 is as long as in `values`."""
     if ragged:
         shape = (shape[0], values.shape[1], *shape[2:])
     if not isinstance(values, jax.Array):
@@ -176,7 +176,7 @@ def _place_part(sharding: Sharding, shape: tuple[int, ...], ragged: bool, values
 
 
 def sharded_spec(rows: Any, batch_size: int, sharding: Any) -> Any:
-    """The spec of a global batch, from the spec of a row and a tree of shardings that is a prefix of it."""
+    """The spec of a global batch. `rows`: the spec of a row. `sharding`: a tree that is a prefix of `rows`."""
 
     def leaf(path: Any, row: Any, place: Sharding) -> jax.ShapeDtypeStruct:
         shape = (batch_size, *row.shape)
@@ -187,7 +187,7 @@ def sharded_spec(rows: Any, batch_size: int, sharding: Any) -> Any:
 
 
 def sharded_like(local: Any, sharding: Any) -> Any:
-    """The spec of the global batch, if every process supplies a part with the shapes of `local`."""
+    """The spec of the global batch if every process supplies a part with the shapes of `local`."""
 
     def leaf(path: Any, part: Any, place: Sharding) -> jax.ShapeDtypeStruct:
         name = _name(path)
@@ -202,7 +202,7 @@ def sharded_like(local: Any, sharding: Any) -> Any:
 
 
 def broadcast(sharding: Any, batch: Any) -> Any:
-    """A sharding for each leaf of `batch`, from a tree that is a prefix of it."""
+    """A tree like `batch` with the sharding of each leaf. `sharding`: a tree that is a prefix of `batch`."""
     try:
         return jax.tree.broadcast(sharding, batch)
     except ValueError as error:

@@ -1,8 +1,7 @@
 """The plan: (sharding, global shape) → the rows and columns that each process reads.
 
-Pure: only the public `local_rows` depends on the process in which it runs. What a process
-reads follows from the devices it owns and from `Sharding.devices_indices_map`, never from the order
-of process indices, which says nothing about rows on a permuted mesh.
+Only `local_rows` depends on the process in which it runs. What a process reads follows from its devices and
+`Sharding.devices_indices_map`, never from its index: on a permuted mesh, rows are not in the order of processes.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class LeafPlan:
     Attributes:
       global_shape: the shape of the leaf, with the global batch size first.
       rows: int64[k], ascending: the rows of the global batch that this process supplies.
-      columns: for each axis after the first, the columns that it supplies, ascending; `slice(None)`: all.
+      columns: for each axis after the first, the columns that the process supplies, ascending; `slice(None)`: all.
     """
 
     global_shape: tuple[int, ...]
@@ -58,12 +57,11 @@ def plan_leaf(
 ) -> LeafPlan:
     """The part of a leaf that lies on `devices`, as `jax.make_array_from_process_local_data` expects it.
 
-    Along each axis, it is the ascending concatenation of the ranges on those devices. If the devices'
-    parts do not form a rectangle, it is the smallest rectangle that holds these parts.
+    Along each axis, it contains the ranges on these devices in ascending order. If the devices' parts do not form
+    a rectangle, it is the smallest rectangle that contains these parts. `name` is the leaf's name in errors.
 
     Raises:
-      ValueError: the sharding cannot divide this shape, or has none of `devices`. `name` is
-        the leaf's name in the message.
+      ValueError: the sharding cannot divide this shape, or has none of `devices`.
     """
     check_divides(sharding, global_shape, name)
     ids = {device.id for device in devices}
@@ -72,7 +70,7 @@ def plan_leaf(
 
 
 def leaf_plan(parts: Collection[Part], global_shape: tuple[int, ...], name: str) -> LeafPlan:
-    """The smallest part of a leaf that holds the parts of a process's devices."""
+    """The smallest part of a leaf that contains the parts on all devices of a process."""
     if not parts:
         raise ValueError(
             f"{name}: this process owns no device of the sharding's mesh, so it can supply no rows. "
@@ -119,7 +117,7 @@ def device_owners(sharding: jax.sharding.Sharding) -> dict[int, int]:
 
 
 def _abstract_mesh(sharding: jax.sharding.Sharding) -> Any:
-    """The `AbstractMesh` of a sharding; None if its mesh is made of devices."""
+    """The `AbstractMesh` of a sharding; None if the sharding has devices."""
     from jax.sharding import AbstractMesh
 
     mesh = getattr(sharding, "mesh", None)
@@ -139,7 +137,7 @@ def check_has_devices(sharding: Any) -> None:
 
 
 def union_of_rows(leaves: Iterable[LeafPlan]) -> Indices:
-    """int64[k], ascending: the rows of which a process supplies at least a part of one leaf."""
+    """int64[k], ascending: the union of the rows of all leaves."""
     parts = [leaf.rows for leaf in leaves]
     if all(np.array_equal(part, parts[0]) for part in parts):
         return parts[0]
@@ -147,9 +145,9 @@ def union_of_rows(leaves: Iterable[LeafPlan]) -> Indices:
 
 
 def replicas(sharding: jax.sharding.Sharding, global_shape: tuple[int, ...]) -> list[list[int]]:
-    """Groups of processes that supply the same part of a leaf, and so must read the same bytes.
+    """Groups of processes. All processes of a group supply the same part of a leaf, so must read the same bytes.
 
-    Example: [[0, 1], [2, 3]] for axes data=2, model=2 on four one-device processes and `P("data")`.
+    Example: [[0, 1], [2, 3]] for `P("data")` on a mesh data=2, model=2, whose four devices are in four processes.
     """
     owners = device_owners(sharding)
     parts: dict[int, set[Part]] = {}
@@ -162,20 +160,20 @@ def replicas(sharding: jax.sharding.Sharding, global_shape: tuple[int, ...]) -> 
 
 
 def local_rows(sharding: jax.sharding.Sharding, batch_size: int) -> Indices:
-    """Which rows of a global batch this process supplies.
+    """Return which rows of a global batch this process supplies.
 
     Args:
-      sharding: of the batch; only its first axis counts. A bare device or, under `jax.set_mesh`, a bare
-        `PartitionSpec` stands for its sharding.
+      sharding: the sharding of the batch; only the batch axis matters. A device is accepted, too, and, under
+        `jax.set_mesh`, a `PartitionSpec`.
       batch_size: rows in the global batch, at least 1.
 
     Returns:
-      int64[k], ascending. On a permuted mesh they need not be adjacent. Processes that are
-      replicas of each other get the same rows.
+      int64[k]: offsets in the global batch, ascending. On a permuted mesh, they need not be adjacent. Processes
+      that are replicas of each other get the same rows.
 
     Raises:
       TypeError: the sharding is neither a `NamedSharding` nor a `SingleDeviceSharding`.
-      ValueError: the sharding cannot divide `batch_size` rows, or this process owns no device of it.
+      ValueError: the sharding cannot divide `batch_size` rows, or this process owns none of its devices.
 
     Example:
       >>> import jax, numpy as np
@@ -191,10 +189,10 @@ def local_rows(sharding: jax.sharding.Sharding, batch_size: int) -> Indices:
 
 
 def as_shardings(sharding: Any) -> Any:
-    """The tree with a sharding in place of each device, and of each `PartitionSpec` under `jax.set_mesh`.
+    """Replace each device in a tree by its sharding, and, under `jax.set_mesh`, each `PartitionSpec`.
 
     Raises:
-      TypeError: a leaf is neither a sharding nor one of these, or there is no leaf.
+      TypeError: a leaf is not a sharding and cannot be replaced by one, or the tree is empty.
     """
     import jax
     from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
@@ -218,7 +216,7 @@ def as_shardings(sharding: Any) -> Any:
 
 
 def batch_axis_sharding(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
-    """The sharding of a vector that is sharded like the batch axis of `sharding`."""
+    """The sharding of a vector that is split like the batch axis of `sharding`."""
     from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
     if isinstance(sharding, NamedSharding):
@@ -244,7 +242,7 @@ def check_divides(sharding: jax.sharding.Sharding, global_shape: tuple[int, ...]
 
 
 def check_rank(sharding: jax.sharding.Sharding, shape: tuple[int, ...], name: str) -> None:
-    """Refuse a leaf with fewer axes than the sharding names, or without any."""
+    """Refuse a leaf with fewer axes than the sharding names, and a scalar leaf."""
     spec: Any = getattr(sharding, "spec", ())
     if len(spec) > len(shape):
         raise ValueError(
@@ -259,7 +257,7 @@ def check_rank(sharding: jax.sharding.Sharding, shape: tuple[int, ...], name: st
 
 
 def check_multiples(shape: tuple[int, ...], shards: tuple[int, ...], which: str, name: str) -> None:
-    """Refuse a shape if an axis is no multiple of its `shards`. `which` follows "shards" in the message."""
+    """Refuse a shape if an axis is not a multiple of its `shards`. `which` follows "shards" in the message."""
     for axis, (size, count) in enumerate(zip(shape, shards, strict=True)):
         if size % count:
             below, above = size // count * count, -(-size // count) * count
@@ -275,7 +273,7 @@ def _union(ranges: Collection[tuple[int, int]]) -> Indices:
 
 
 def _as_slice(columns: Indices, size: int) -> slice | Indices:
-    """A slice if the columns are adjacent, since indexing with a slice makes a view; else their indices."""
+    """Return adjacent columns as a slice, because indexing with a slice makes a view; else return the indices."""
     if len(columns) == size:
         return slice(None)
     first, last = int(columns[0]), int(columns[-1])

@@ -1,7 +1,7 @@
 """Prefetches placed batches: a bounded queue, the threads that fill it, and a synchronous variant.
 
 Threads are daemons, so that a read that never returns cannot keep the interpreter from exiting. Threads that
-Grain starts inside these threads are then daemons, too.
+Grain starts inside them inherit this.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from feedline._src.errors import FeedError
 from feedline._src.prefetch.watch import Pending, Watch
 
 _BRIEFLY_S = 0.5e-3
-"""How long a thread waits for a slot before it gives up its permit: waking another thread costs more than that.
+"""Seconds that a thread waits for a slot before it passes on its permit, because waking another thread costs more.
 
-If the consumer is the faster side, a batch is without a slot only while the batch before it is being placed.
-With 4 MB batches on two cores a feed was 10 to 15 % faster with 0.5 ms than with 0; 2 ms was no better.
+If the consumer is faster than the threads, a batch waits for a slot only while the previous one is being placed.
+With 4 MB batches on two cores, a feed was 10 to 15 % faster with 0.5 ms than with 0; 2 ms was no better.
 """
 _POLL_S = 0.01
 INSIDE = (
@@ -40,17 +40,17 @@ _log = logging.getLogger("feedline")
 
 
 class Closed(Exception):
-    """The owner has closed this: no more items come."""
+    """The pipeline was closed, and returns no more items."""
 
 
 class Empty(Exception):
-    """Nothing was ready within the time that `Handover.take` was given."""
+    """No item arrived within the timeout of `Handover.take`."""
 
 
 class Run(Protocol[T_co]):
-    """A pipeline: placed batches, made ahead of the consumer or on its thread.
+    """A pipeline, which makes placed batches ahead of the consumer, or on the consumer's thread.
 
-    One thread takes them. The owner calls `start` once, and `close` and `join` from any thread.
+    One thread calls `take`. The owner calls `start` once, and `close` and `join` from any thread.
     """
 
     @property
@@ -61,13 +61,13 @@ class Run(Protocol[T_co]):
         """Start the threads."""
 
     def take(self) -> T_co:
-        """The next item.
+        """Wait for the next item, and return it.
 
         Raises:
-          StopIteration: the source is exhausted. It has the value of the source's StopIteration.
-          Closed: `close` was called, before this call or during it.
-          StallError: no stage advanced for too long while this waited.
-          Exception: whatever the source or placing raised, once all items before it were taken.
+          StopIteration: the source is exhausted. The value is that of the source's StopIteration.
+          Closed: `close` was called before or during this call.
+          StallError: no stage advanced for too long during this call.
+          Exception: the source or placing raised it, and all earlier items have been taken.
         """
 
     def close(self) -> None:
@@ -76,16 +76,16 @@ class Run(Protocol[T_co]):
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
         """After `close`, wait for all threads except the calling one.
 
-        Without `reads`, do not wait for threads inside a read by row index. The thread of an iterator is always
-        waited for, since the next iterator may share state with it.
+        Without `reads`, do not wait for threads inside a read by row index. Always wait for the thread of an
+        iterator, since the next iterator may share state with it.
 
         Returns:
-          The name of a thread that is still in a read or a transfer. None: no thread is.
+          The name of a thread that is still in a read or a transfer; None if all threads have ended.
         """
 
 
 class HostIterator(Protocol[H_co]):
-    """Host batches in order, for one thread, which also closes the iterator."""
+    """An iterator of host batches. One thread at a time may call its methods."""
 
     def __next__(self) -> H_co: ...
     def close(self) -> None: ...
@@ -105,7 +105,7 @@ class PartialBatches(Protocol[H_co]):
         """The number of rows of a part, the row index of the first row, and that row's file. None: not known."""
 
     def end(self) -> StopIteration:
-        """The exception that tells the consumer that all batches have been delivered."""
+        """The exception that the consumer raises after the last batch."""
 
     def close(self) -> None:
         """Called by each thread when it ends."""
@@ -119,10 +119,10 @@ class _OneByOne(Generic[H]):
 
     def __init__(self, iterator: HostIterator[H]) -> None:
         self._iterator = iterator
-        self._unclosed = [iterator]  # whoever removes the iterator closes it
+        self._unclosed = [iterator]  # the thread that removes the iterator closes it
 
     def read(self, number: int, part: int) -> H:
-        """The next batch. At the end, or after an error, the iterator is closed before this raises."""
+        """Return the next batch. At the end and after an error, close the iterator before raising."""
         try:
             return next(self._iterator)
         except BaseException as last:
@@ -135,7 +135,7 @@ class _OneByOne(Generic[H]):
             raise
 
     def rows_of(self, number: int, part: int) -> None:
-        """Not known."""
+        """Return None: the rows are not known."""
 
     def end(self) -> StopIteration:
         """Never called, since `read` raises the StopIteration of the iterator."""
@@ -154,15 +154,15 @@ class Handover(Generic[T]):
     Guarantees:
 
     1. Items are taken in the order of their numbers.
-    2. Item k has a slot once all but `depth` − 1 of the items before it were taken, and is made only then. So at
-       most `depth` items exist that were not taken.
-    3. `finish` puts the last item: the end, or an error in place of item k. This item needs no slot, so it arrives
+    2. Item k gets a slot once all but `depth` − 1 of the earlier items have been taken, and is made only then. So
+       at most `depth` items exist that have not been taken.
+    3. `finish` puts the last item: the end, or an error instead of item k. This item needs no slot, so it arrives
        even if all slots are in use.
     4. `close` wakes all waiting threads. After that, no item gets a slot, `take` raises `Closed`, and all items
-       are dropped, even if they are put later.
+       are dropped, including items that are put later.
     5. `close` may run anywhere, even in a finalizer that interrupts `put` or `take` on the same thread.
 
-    The owner, which creates the hand-over, also closes it. `depth`: how many items may wait, at least 1.
+    `depth`: how many items may wait, at least 1.
     """
 
     _signal = queue.SimpleQueue[None]
@@ -171,10 +171,10 @@ class Handover(Generic[T]):
         # Guarantee 5 needs SimpleQueue, whose put is reentrant. A semaphore contains a lock, and a finalizer
         # that runs while its own thread holds this lock would wait for ever.
         self._slotted = depth  # how many items have, or had, a slot; only the consumer changes it
-        self._waiting: dict[int, queue.SimpleQueue[None]] = {}  # wakes the thread of each item without a slot
+        self._waiting: dict[int, queue.SimpleQueue[None]] = {}  # {item without a slot: wakes its thread}
         # what was put; close() adds a None to wake the consumer
         self._items: queue.SimpleQueue[tuple[int, T] | None] = queue.SimpleQueue()
-        self._early: dict[int, tuple[int, T]] = {}  # items that came out of `_items` before their turn
+        self._early: dict[int, tuple[int, T]] = {}  # items that arrived in `_items` before their turn
         self._next = 0  # the number of the item that is taken next
         self._finished = False
         self._closed = False
@@ -189,10 +189,10 @@ class Handover(Generic[T]):
         return self._closed
 
     def wait_for_slot(self, number: int, timeout_s: float | None = None) -> bool:
-        """Wait until this item may be made, at most `timeout_s` if given. One thread per number.
+        """Wait until an item has a slot, for at most `timeout_s` if given. One thread per number.
 
         Returns:
-          Whether it may be made. False: not yet, or closed.
+          Whether the item may be made: it has a slot, and the hand-over is not closed.
         """
         if number >= self._slotted and not self._closed:
             # register before looking again, so that a slot or a close in between still wakes this thread
@@ -218,7 +218,7 @@ class Handover(Generic[T]):
         """Wait for the next item, and return it. Called by the consumer.
 
         Raises:
-          Empty: nothing came in `timeout_s` seconds (None: wait for ever).
+          Empty: no item arrived within `timeout_s` seconds (None: wait for ever).
           Closed: the hand-over was closed, even if it still held items.
         """
         while not self._closed:
@@ -227,7 +227,7 @@ class Handover(Generic[T]):
                 self._next += 1
                 self._slotted += 1
                 # only the waiting thread removes its entry. If the consumer removed it and were interrupted before
-                # `put`, that thread would sleep on, and close() would not find it
+                # `put`, that thread would sleep for ever, because close() would not find it
                 if (woken := self._waiting.get(self._slotted - 1)) is not None:
                     woken.put(None)
                 return entry[1]
@@ -237,7 +237,7 @@ class Handover(Generic[T]):
                 raise Empty from None
             if entry is not None:
                 self._early[entry[0]] = entry
-        self._early.clear()  # close() may have emptied it before the last entry came
+        self._early.clear()  # close() may have emptied it before the last entry was added
         raise Closed
 
     def close(self) -> None:
@@ -268,7 +268,7 @@ def _placed(place: Callable[[H], T], host: H) -> T:
 
 
 class _Thread(threading.Thread):
-    """A daemon thread whose `join` waits again if it is called again after an interrupt.
+    """A daemon thread that can be joined again after an interrupt in `join`.
 
     Before Python 3.13, a `threading.Thread` counts as ended after an interrupt in its `join`.
     """
@@ -289,20 +289,20 @@ class _Thread(threading.Thread):
         return self.ident is not None and not self._has_run
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until it has ended, or for `timeout` seconds."""
+        """Wait until the thread has ended, or for `timeout` seconds."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         with contextlib.suppress(RuntimeError):  # another thread is still inside its `start`
             super().join(timeout)
-        while self.is_alive() and time.monotonic() < deadline:  # or Python takes it for ended
+        while self.is_alive() and time.monotonic() < deadline:  # `super().join` may have returned too early
             time.sleep(_POLL_S)
 
 
 class Prefetcher(Generic[H, T]):
     """Threads that read parts of batches in order, and place each batch once it has a slot.
 
-    The thread that completes a batch places it. At most `threads` threads read at a time; the others wait for the
-    slots of batches that were read ahead, and then place these. At most `ahead` batches are being read, or wait to
-    be placed. At most `depth` placed batches wait for the consumer.
+    The thread that completes a batch places it. At most `threads` threads read at a time: while a thread waits for
+    a slot, another thread reads. At most `ahead` batches are being read, or wait to be placed. At most `depth`
+    placed batches wait for the consumer.
     """
 
     def __init__(
@@ -341,7 +341,7 @@ class Prefetcher(Generic[H, T]):
     def of_iterator(
         cls, iterator: HostIterator[H], place: Callable[[H], T], depth: int, watch: Watch
     ) -> Prefetcher[H, T]:
-        """One thread that reads each batch of an iterator and places it: for streams and workers."""
+        """A pipeline with one thread, which reads and places the batches of an iterator."""
         return cls(_OneByOne(iterator), place, depth, watch, threads=1, ahead=1)
 
     @property
@@ -359,7 +359,7 @@ class Prefetcher(Generic[H, T]):
             try:
                 thread.start()
             except RuntimeError as error:
-                if error.__context__ not in (None, handled):  # an interrupt, after which `start` could not unlock
+                if error.__context__ not in (None, handled):  # an interrupt, so that `start` failed to unlock
                     raise error.__context__ from None
                 raise FeedError(
                     "a feed needs Reading.threads + Reading.buffer threads, and of these "
@@ -391,19 +391,19 @@ class Prefetcher(Generic[H, T]):
 
     def close(self) -> None:
         """See `Run`."""
-        if self._closed:  # `Runs` closes it again with each batch, as long as one of its threads is stuck
+        if self._closed:  # `Runs` calls this with each batch, as long as one of the threads is stuck
             return
         self._watch.stop()
         self._handover.close()
         self._end_threads()
         for _ in self._threads:
             self._permits.put(None)
-        self._closed = True  # last: if an interrupt comes before, the next call does all of this again
+        self._closed = True  # last, so that the next call repeats everything after an interrupt
 
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
         """See `Run`."""
         me, deadline = threading.current_thread(), time.monotonic() + timeout_s
-        if me in self._reading:  # two threads that close the feed in a transform would wait for each other
+        if me in self._reading:  # two threads that close the feed inside a transform would wait for each other
             return me.name
         reads = reads or self._one_by_one
         for thread in self._threads:
@@ -424,7 +424,7 @@ class Prefetcher(Generic[H, T]):
                 self._end_threads()
 
     def _end_threads(self) -> None:
-        """End the threads once they have read what was claimed before."""
+        """End the threads once they have read all earlier claims."""
         for _ in self._threads:
             self._claims.put(None)
 
@@ -505,7 +505,7 @@ class Synchronous(Generic[H, T]):
         """Nothing to start."""
 
     def take(self) -> T:
-        """See `Run`; ValueError if this thread is inside it already."""
+        """See `Run`. Raises ValueError if this thread is inside `take` already."""
         if self._thread is threading.current_thread():
             raise ValueError(INSIDE)
         try:

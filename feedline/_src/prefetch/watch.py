@@ -1,7 +1,7 @@
 """The watchdog: warns, and then raises, when the consumer waits long and no stage advances.
 
-If other threads make the batches, the waiting consumer itself checks the time. If the caller's own thread makes
-them, `alarmed` checks it on another thread.
+If other threads make the batches, the waiting consumer itself checks the time. If the consumer's own thread makes
+them, `alarmed` checks the time on another thread.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from feedline._src.options import Reading
 
 _log = logging.getLogger("feedline")
 _SUSPENDED_S = 1.0
-"""If a wait overruns its timeout by this much, the process was stopped, for example by `scontrol suspend`."""
+"""If a wait exceeds its timeout by this many seconds, the process was stopped, as by `scontrol suspend`."""
 
 
 class Pending(NamedTuple):
-    """A read that has not returned: its age, its number of rows, the index of the first, and that row's file."""
+    """A read that has not returned: age, number of rows, row index of the first row, and the file of this row."""
 
     seconds: float
     rows: int
@@ -48,9 +48,9 @@ class Watch:
     waiting consumer calls the other methods.
 
     Attributes:
-      on_stall: called before an error, with the limit in seconds. It ends what hangs, and returns whether that is
-        replaced; if so, the wait goes on.
-      on_stop: called by `stop`, to end a thread's wait for other processes.
+      on_stall: called before an error is raised, with the limit in seconds. It kills the worker that hangs, and
+        returns whether this worker will be replaced; if so, the wait continues.
+      on_stop: called by `stop`, to end a thread's wait for workers.
       longest_read: returns the oldest pending read, if it is known.
 
     Args:
@@ -70,7 +70,7 @@ class Watch:
         self.longest_read: Callable[[], Pending | None] | None = None
 
     def stop(self) -> None:
-        """End the waits of stages for other processes. Called when the owner stops."""
+        """Make stages stop waiting for other processes. Called when the pipeline is closed."""
         self._stopped = True
         if self.on_stop is not None:
             self.on_stop()
@@ -88,7 +88,7 @@ class Watch:
         self._warned = False
 
     def alarmed(self) -> contextlib.AbstractContextManager[None]:
-        """A context in which the consumer reads and places an item itself. It logs one warning if that hangs."""
+        """A context for the consumer while it reads and places an item itself. Logs a warning if this hangs."""
 
         def message() -> str:
             stage, at = self._last
@@ -106,7 +106,7 @@ class Watch:
         return patience_s
 
     def warn_or_raise(self, waiting: int) -> None:
-        """Warn or raise, if that is still due: a stage may have advanced since `patience_s` was called."""
+        """Warn or raise, unless a stage has advanced since `patience_s` was called."""
         if time.monotonic() > self._due + _SUSPENDED_S:
             self._waiting_since = time.monotonic()
         stage, at = self._last
@@ -144,7 +144,7 @@ class Watch:
         return time.monotonic() - max(self._waiting_since, advanced_at)
 
     def _limit_s(self) -> float:
-        """How many seconds of `_still_s` may pass before the next warning or error."""
+        """The value of `_still_s` at which the next warning or error is due."""
         error_s = self._reading.stall_error_s
         return error_s if self._warned else min(self._reading.stall_warning_s, error_s)
 
