@@ -1,14 +1,14 @@
-/* The order and the gather of columns: which rows a batch holds, and their copy into it.
+/* The order and the gather of columns: computes which rows a batch contains, and copies them into the batch.
  *
  * C11 without the Python API: ctypes loads it, and releases the GIL during each call. The results are the same, bit
- * for bit, as those of feedline's NumPy code:
+ * for bit, as those of feedline's NumPy code. The functions:
  *
- *   feedline_gather   rows of one leaf, wherever their segments lie in memory, into a batch
- *   feedline_fill     the rows at some positions of an epoch (see order/permutation.py, epoch.py), of several
+ *   feedline_gather   copies rows of one leaf, from segments anywhere in memory, into a batch
+ *   feedline_fill     copies the rows at some positions of an epoch (see order/permutation.py, epoch.py), of several
  *                     leaves, into a batch
- *   feedline_permute  permutations of different sizes, each at one index
- *   feedline_spans    values of one leaf, side by side in the rows of a batch
- *   feedline_mark     which span each value of such a row is of, and its place in the span
+ *   feedline_permute  applies permutations of different sizes, each to one index
+ *   feedline_spans    copies values of one leaf side by side into the rows of a batch
+ *   feedline_mark     writes, for each value of such a row, the number of its span, and its offset in the span
  *
  * The functions allocate nothing and keep no state, so any number of threads may call them at a time. If a row is in
  * no segment, they return an error code, and read nothing. They return another code if a row is in a mapped file that
@@ -39,7 +39,7 @@ enum { OK = 0, ROW_OUT_OF_RANGE = 1, POSITION_OUT_OF_RANGE = 2, BAD_ARGUMENT = 3
 
 EXPORT int32_t feedline_interface(void) { return INTERFACE; }
 
-/* From now on, a SIGBUS prints which mapped file was lost. */
+/* Install the signal handler, which prints the name of the mapped file that causes a SIGBUS. */
 EXPORT void feedline_name_lost_files(void) { install_handler(); }
 
 /* ---- order ---------------------------------------------------------------------------------------------------- */
@@ -63,10 +63,10 @@ typedef struct {
   int32_t kind; /* 0: as stored, 1: shuffled, 2: blocks shuffled, then the rows in windows of blocks, 3: a mixture */
   int32_t unused;
   uint64_t n;           /* rows of the epoch */
-  const int64_t *table; /* kind 1: the permutation itself where n is small; else NULL */
+  const int64_t *table; /* kind 1: the permutation itself if n is small; else NULL */
   Network rows;         /* kind 1: of all rows; kind 2: of the positions of a whole window */
   /* kind 2; see `EpochOrder` in order/epoch.py */
-  const int64_t *block_table; /* the permutation of the full blocks where they are few; else NULL */
+  const int64_t *block_table; /* the permutation of the full blocks if they are few; else NULL */
   Network blocks;             /* of the full blocks */
   Network irregular[2];       /* of the windows that have fewer rows than others; unused if n is 0 */
   uint64_t irregular_window[2];
@@ -75,10 +75,10 @@ typedef struct {
   const struct Mixed *mixed; /* kind 3 */
 } Order;
 
-/* A source of a mixture; see order/mixture.py. Its row number c, counted over the run, stands at position c % length
- * of epoch c / length of its own order. */
+/* A source of a mixture; see order/mixture.py. Row number c of the source, counted over all epochs of the mixture, is
+ * at position c % length of epoch c / length in the source's own order. */
 typedef struct {
-  const Order *epochs; /* its own order in `count` epochs, from epoch `first_epoch` on */
+  const Order *epochs; /* the source's own order in `count` epochs, from epoch `first_epoch` on */
   uint64_t first_epoch, count;
   uint64_t length;
   uint64_t before;    /* its rows before position `start` of the mixture */
@@ -86,10 +86,10 @@ typedef struct {
   uint64_t first_row; /* its first row index in the mixture */
 } MixedSource;
 
-/* The positions of a mixture from `start` on, which repeat a table of places. */
+/* A mixture from position `start` on: its positions repeat a table of places. */
 typedef struct Mixed {
-  const int32_t *source; /* at each place */
-  const int64_t *rank;   /* how many rows of that source stand before the place in the table */
+  const int32_t *source; /* the source at each place */
+  const int64_t *rank;   /* for each place: how many rows of that source precede it in the table */
   uint64_t places;
   uint64_t start;
   const MixedSource *sources;
@@ -102,7 +102,7 @@ static ALWAYS_INLINE uint32_t mixed(uint32_t x, uint64_t key, uint32_t tweak) {
   return y * 0x85EBCA6Bu;
 }
 
-/* The cells of `count` ≤ CHUNK indices, in place. `tweaks` is NULL, or has one for each index. */
+/* Replace `count` ≤ CHUNK indices by their cells. `tweaks` is NULL, or has a tweak for each index. */
 static ALWAYS_INLINE void cells(const Network *net, uint64_t *indices, const uint32_t *tweaks, size_t count) {
   uint32_t left[CHUNK], right[CHUNK];
   const uint32_t k = net->k, below = ((uint32_t)1 << k) - 1, a = (uint32_t)net->a;
@@ -129,21 +129,21 @@ static ALWAYS_INLINE void cells(const Network *net, uint64_t *indices, const uin
   for (size_t i = 0; i < count; i++) indices[i] = ((uint64_t)left[i] << k) + right[i];
 }
 
-/* Cycle walking: the index goes through the network, again and again, until its cell is below n. */
+/* Cycle walking: apply the network again and again, until the result is below n. */
 static uint64_t walked(const Network *net, uint64_t index, const uint32_t *tweak) {
   do cells(net, &index, tweak, 1);
   while (index >= net->n);
   return index;
 }
 
-/* The permutation at `count` ≤ CHUNK indices, in place. */
+/* Replace `count` ≤ CHUNK indices by their images under the permutation. */
 static ALWAYS_INLINE void permuted(const Network *net, uint64_t *indices, const uint32_t *tweaks, size_t count) {
   cells(net, indices, tweaks, count);
   for (size_t i = 0; i < count; i++)
     if (indices[i] >= net->n) indices[i] = walked(net, indices[i], tweaks == NULL ? NULL : &tweaks[i]);
 }
 
-/* The block at each block position: the short block at its own position, and a permutation of the full blocks. */
+/* Compute the block at each block position. The short block has its own position; the full blocks are permuted. */
 static ALWAYS_INLINE void blocks_at(const Order *order, const uint64_t *block_positions, uint64_t *blocks,
                                     size_t count) {
   for (size_t i = 0; i < count; i++) {
@@ -159,7 +159,7 @@ static ALWAYS_INLINE void blocks_at(const Order *order, const uint64_t *block_po
       if (block_positions[i] == order->short_block) blocks[i] = order->full;
 }
 
-/* Rows at `count` ≤ CHUNK positions, in place. */
+/* Replace `count` ≤ CHUNK positions by the rows there, for kind 2. */
 static ALWAYS_INLINE void blocked(const Order *order, uint64_t *rows, size_t count) {
   uint64_t inside[CHUNK], window[CHUNK], blocks[CHUNK], *block_positions = window;
   uint32_t tweaks[CHUNK];
@@ -187,7 +187,7 @@ static ALWAYS_INLINE void blocked(const Order *order, uint64_t *rows, size_t cou
   for (size_t i = 0; i < count; i++) rows[i] = inside[i] + blocks[i] * order->block_rows;
 }
 
-/* Rows at `count` ≤ CHUNK positions that are in range, in place. */
+/* Replace `count` ≤ CHUNK positions in [0, n) by the rows there, for kinds 1 and 2. */
 static ALWAYS_INLINE void chunk(const Order *order, uint64_t *rows, size_t count) {
   if (order->kind == 2)
     blocked(order, rows, count);
@@ -199,12 +199,12 @@ static ALWAYS_INLINE void chunk(const Order *order, uint64_t *rows, size_t count
 
 static void chunk_anywhere(const Order *order, uint64_t *rows, size_t count) { chunk(order, rows, count); }
 
-#if X86 /* the same code, vectorised for the instructions that this processor has */
+#if X86 /* the same code, vectorised for AVX2 and AVX-512 */
 __attribute__((target("avx2"))) static void chunk_avx2(const Order *order, uint64_t *rows, size_t count) {
   chunk(order, rows, count);
 }
 
-#ifdef __clang__ /* uses vectors of 512 bits anyway, and ignores an attribute with a word that it does not know */
+#ifdef __clang__ /* uses vectors of 512 bits anyway, and ignores an attribute that contains an unknown word */
 #define WIDEST
 #else
 #define WIDEST ",prefer-vector-width=512"
@@ -228,7 +228,7 @@ static Chunk chunk_here(void) {
   return chunk_anywhere;
 }
 
-/* Rows at `count` ≤ CHUNK ascending positions of a mixture, in place. False if `epochs` lacks an epoch of a row. */
+/* Replace `count` ≤ CHUNK ascending positions of a mixture by the rows there. 0: `epochs` lacks an epoch of a row. */
 static int mixed_rows(const Mixed *mixed, Chunk of_chunk, uint64_t *rows, size_t count) {
   int32_t sources[CHUNK];
   uint64_t own[CHUNK];
@@ -265,7 +265,7 @@ static int mixed_rows(const Mixed *mixed, Chunk of_chunk, uint64_t *rows, size_t
   return 1;
 }
 
-/* The rows at `count` positions: at `positions`, or, if that is NULL, at `first` and the positions after it.
+/* Write to `rows` the rows at `count` positions: at `positions`, or, if that is NULL, at positions from `first` on.
  * POSITION_OUT_OF_RANGE: `*bad` is the first position that is not in [0, n), and no row has been written. */
 static int32_t rows_at(const Order *order, const int64_t *positions, int64_t first, int64_t count, int64_t *rows,
                        int64_t *bad) {
@@ -296,12 +296,12 @@ static int32_t rows_at(const Order *order, const int64_t *positions, int64_t fir
 
 /* ---- gather --------------------------------------------------------------------------------------------------- */
 
-/* The rows of one leaf: segments of rows that lie at equal distances, one segment after the other. */
+/* The rows of one leaf, which are numbered over all segments. Inside a segment, rows lie at equal distances. */
 typedef struct {
   const unsigned char *const *bases; /* of each segment: the address of its first row */
   const int64_t *strides;            /* of each segment: bytes from one row to the next */
   const int64_t *ends;               /* of each segment: the row after its last */
-  const int32_t *buckets;            /* of each 2^shift rows: the segment of the first of them, or an earlier one */
+  const int32_t *buckets;            /* of each 2^shift rows: the segment of the first row, or an earlier segment */
   int64_t segments;
   int64_t shift;
   const int64_t *offsets; /* the columns to copy, as runs of bytes in a row: where each begins */
@@ -309,7 +309,7 @@ typedef struct {
   int64_t run_bytes;
 } Leaf;
 
-/* Where the rows of a leaf lie. If there is `one` segment, its base is copied here: otherwise the compiler would have
+/* The addresses of a leaf's rows. With only `one` segment, its base is copied here; otherwise the compiler would have
  * to load the base again after each row, since the bytes written might alias it. */
 typedef struct {
   Leaf leaf;
@@ -326,10 +326,10 @@ static ALWAYS_INLINE const unsigned char *address(const Source *at, int64_t row)
   return at->leaf.bases[segment] + (row - first) * at->leaf.strides[segment];
 }
 
-/* The processor learns where a row lies only when its copy begins, and would then wait for the row's first cache
- * lines. So they are fetched while an earlier row is copied: the row 1 KiB before, or the previous row if rows are
- * longer. The processor itself prefetches the rest of a long row. Fetching more lines, or fetching them earlier, made
- * the copy slower: 0.5 to 4 KiB of each were tried. */
+/* The processor learns the address of a row only when the copy of this row begins, and would then wait for the row's
+ * first cache lines. So these lines are fetched while an earlier row is copied: the row 1 KiB before, or the previous
+ * row if rows are longer. The processor itself prefetches the rest of a long row. Fetching more lines, or fetching them
+ * earlier, made the copy slower; 0.5 to 4 KiB were tried for both. */
 #define AHEAD_BYTES 1024
 #define FETCHED_BYTES 512
 
@@ -343,14 +343,14 @@ static ALWAYS_INLINE Prefetch prefetch_of(int64_t size) {
   return fetch;
 }
 
-/* Fetch the beginning of a row that is copied after row rows[i]. */
+/* Fetch the beginning of the row that is copied `fetch.ahead` rows after rows[i]. */
 static ALWAYS_INLINE void prefetch(const Source *at, Prefetch fetch, const int64_t *rows, int64_t count, int64_t i) {
   if (i >= count - fetch.ahead) return;
   const unsigned char *row = address(at, rows[i + fetch.ahead]) + at->leaf.offsets[0];
   for (int64_t byte = 0; byte < fetch.bytes; byte += 64) __builtin_prefetch(row + byte);
 }
 
-/* Copy rows that are one run of SIZE bytes. The compiler knows SIZE, so it is as fast as an assignment. */
+/* Copy rows that are one run of SIZE bytes. As the compiler knows SIZE, a copy is as fast as an assignment. */
 #define COPY_ROWS(SIZE)                                                                                            \
   case SIZE:                                                                                                       \
     for (int64_t i = 0; i < count; i++) memcpy(out + i * out_stride, address(&at, rows[i]) + first, SIZE);          \
@@ -384,7 +384,7 @@ static ALWAYS_INLINE void copied(Source at, const int64_t *rows, int64_t count, 
 }
 
 #if X86
-/* `copied` with stores that bypass the cache. Each store has 16 bytes; `out` and all runs in it are aligned. */
+/* `copied` with stores of 16 bytes that bypass the cache. `out` and all runs in it are aligned to 16 bytes. */
 static ALWAYS_INLINE void streamed(Source at, const int64_t *rows, int64_t count, unsigned char *out,
                                    int64_t out_stride) {
   const int64_t runs = at.leaf.runs, size = at.leaf.run_bytes;
@@ -399,11 +399,11 @@ static ALWAYS_INLINE void streamed(Source at, const int64_t *rows, int64_t count
         _mm_stream_si128((__m128i *)(to + byte), _mm_loadu_si128((const __m128i *)(from + byte)));
     }
   }
-  _mm_sfence(); /* makes these stores visible before any later store, such as the one that a batch is complete */
+  _mm_sfence(); /* makes these stores visible before any later store, such as a flag that the batch is complete */
 }
 #endif
 
-/* Where the rows of a leaf go: row i to out + i * out_stride. */
+/* A copy of rows of a leaf: row i goes to out + i * out_stride. */
 typedef struct {
   const Leaf *leaf;
   unsigned char *out;
@@ -411,7 +411,7 @@ typedef struct {
   int64_t stream; /* bypass the cache, if the alignment allows it */
 } Copy;
 
-/* Copy rows that are in range. */
+/* Copy rows, which must be in range. */
 static __attribute__((noinline)) void copy_rows(const Copy *copy, const int64_t *rows, int64_t count) {
   const Leaf *leaf = copy->leaf;
   unsigned char *out = copy->out;
@@ -432,7 +432,7 @@ static __attribute__((noinline)) void copy_rows(const Copy *copy, const int64_t 
     copied(several, rows, count, out, out_stride);
 }
 
-/* The first of the rows that has a byte at an address; -1 if none has. */
+/* The first of the rows that contains the address `lost`; -1 if no row does. */
 static int64_t row_at(const Leaf *leaf, const void *lost, const int64_t *rows, int64_t count) {
   const Source at = {*leaf, NULL, 0, 0};
   for (int64_t i = 0; i < count; i++) {
@@ -445,8 +445,8 @@ static int64_t row_at(const Leaf *leaf, const void *lost, const int64_t *rows, i
 
 /* Copy row rows[i] of the leaf to row i of `out`.
  * ROW_OUT_OF_RANGE: `bad[0]` is the first row that is in no segment, and nothing has been copied. MEMORY_LOST:
- * `bad[0]` is a row that could not be copied, since memory was lost at the address `bad[1]`; some rows have been
- * copied. If that address is not known, or lies in `out`, `bad[0]` is -1. */
+ * `bad[0]` is a row that could not be copied, since memory was lost at the address `bad[1]`; some rows may have been
+ * copied. If the address is unknown, or lies in `out`, `bad[0]` is -1. */
 EXPORT int32_t feedline_gather(const Copy *copy, const int64_t *rows, int64_t count, int64_t *bad) {
   if (copy == NULL || copy->leaf == NULL || copy->out == NULL || rows == NULL || bad == NULL || count < 0 ||
       copy->leaf->segments < 1)
@@ -468,7 +468,7 @@ EXPORT int32_t feedline_gather(const Copy *copy, const int64_t *rows, int64_t co
 }
 
 /* Write the rows at `count` positions to `rows` (see rows_at), and copy these rows of each leaf.
- * Returns the error of the order, or of the first leaf with an error; leaves before that one may have been copied.
+ * Returns the error of the order, or of the first leaf with an error; the leaves before it have been copied.
  * `bad` has two elements, as for feedline_gather. */
 EXPORT int32_t feedline_fill(const Order *order, const int64_t *positions, int64_t first, int64_t count,
                              int64_t *rows, const Copy *copies, int64_t leaves, int64_t *bad) {
@@ -498,7 +498,7 @@ EXPORT int32_t feedline_permute(const int64_t *sizes, const uint64_t *keys, cons
   return OK;
 }
 
-/* Spans of values that stand one after the other in the rows of a batch. */
+/* Spans of values. The spans of a row of a batch are written one after the other. */
 typedef struct {
   const int64_t *row; /* ascending */
   const int64_t *first;
@@ -506,7 +506,7 @@ typedef struct {
   int64_t spans;
 } Spans;
 
-/* Write `count` uint16 values as int32. They may lie at any address, aligned or not. */
+/* Write `count` uint16 values as int32. Neither `from` nor `to` has to be aligned. */
 static void widen(const unsigned char *restrict from, int64_t count, unsigned char *restrict to) {
   for (int64_t i = 0; i < count; i++) {
     uint16_t narrow;
@@ -540,9 +540,9 @@ static void copy_spans(const Leaf *leaf, const Spans *spans, unsigned char *out,
 }
 
 /* Copy the values of spans into the rows of `out`, which have `length` values of `size` bytes each, and write zeros
- * after the last span of a row. The rows of the leaf are values of `size` bytes, or uint16 that become int32, without
- * gaps between them. ROW_OUT_OF_RANGE: `bad[0]` is the number of a span that is not within one segment, or does not
- * fit its row, and nothing has been copied. MEMORY_LOST: `bad[0]` is -1, and `bad[1]` the address that was lost. */
+ * after the last span of a row. The rows of the leaf are values without gaps between them, of `size` bytes, or uint16
+ * that become int32. ROW_OUT_OF_RANGE: `bad[0]` is the number of a span that is not within one segment, or does not
+ * fit its row, and nothing has been copied. MEMORY_LOST: `bad[0]` is -1, and `bad[1]` is the address of lost memory. */
 EXPORT int32_t feedline_spans(const Leaf *leaf, const Spans *spans, unsigned char *out, int64_t out_stride,
                               int64_t length, int64_t size, int64_t *bad) {
   if (leaf == NULL || spans == NULL || out == NULL || bad == NULL || leaf->segments < 1 ||
@@ -571,8 +571,8 @@ EXPORT int32_t feedline_spans(const Leaf *leaf, const Spans *spans, unsigned cha
   return OK;
 }
 
-/* Write for each value of a row the number of its span, from 1, and its place in the span, from 0; zeros after the
- * last span. Spans must fit their rows. Strides are in bytes. */
+/* Write for each value of a row the number of its span, from 1, and its offset in the span; write zeros after the last
+ * span. Spans must fit their rows. Strides are in bytes. */
 EXPORT int32_t feedline_mark(const Spans *spans, int64_t length, unsigned char *numbers, int64_t number_stride,
                              unsigned char *places, int64_t place_stride) {
   if (spans == NULL || numbers == NULL || places == NULL) return BAD_ARGUMENT;

@@ -19,12 +19,12 @@ Indices = npt.NDArray[np.int64]
 Columns = tuple[slice | Indices, ...]
 _BUCKETS_A_SEGMENT = 8
 _STREAMED_RUN_BYTES, _STREAMED_BYTES = 1 << 11, 1 << 23
-"""C writes past the processor's cache if each run of adjacent bytes and the output have at least these sizes.
+"""Minimum bytes of each run of adjacent bytes, and of the output, for stores that bypass the processor's cache.
 
-A write into the cache first reads the line that it overwrites; a write past the cache does not. But a
-batch that fits into the cache is faster to write there. Speed relative to writes into the cache, measured on two
-cores of two machines: for calls of 16 MB, 1.05 to 1.5 with rows of 3 KB and more, and 0.7 to 1.1 with rows of
-256 B; for calls of 4 MB, 0.7 to 0.8 with 260 MiB of last-level cache, and about 1 on the machine with less.
+A store into the cache first reads the line that it overwrites; a store that bypasses the cache does not. But a
+batch that fits into the cache is written faster there. Speed relative to stores into the cache, on two cores of
+two machines: for calls of 16 MB, 1.05 to 1.5 with rows of 3 KB and more, and 0.7 to 1.1 with rows of 256 B; for
+calls of 4 MB, 0.7 to 0.8 with 260 MiB of last-level cache, and about 1 on the machine with less cache.
 """
 
 
@@ -67,8 +67,8 @@ class Reader:
       shape: the shape of one row.
 
     Attributes:
-      survives_lost_files: whether a read from a mapped file that was truncated, or whose disk fails, raises an
-        error instead of ending the process.
+      survives_lost_files: whether a read raises an error, rather than ending the process, if a mapped file was
+        truncated or its disk fails.
     """
 
     survives_lost_files = True
@@ -86,7 +86,7 @@ class Reader:
         raise NotImplementedError
 
     def copy(self, count: int, columns: Columns, out: Array) -> Copy | None:
-        """The C struct that copies the `columns` of `count` rows to `out`; None if C cannot make this copy.
+        """The C struct for a copy of the `columns` of `count` rows to `out`; None if C cannot make this copy.
 
         The struct is valid while `out` and the reader are alive.
         """
@@ -96,7 +96,7 @@ class Reader:
         """Fill each row of `out` with its spans, then with zeros. Raises what `read` raises.
 
         Args:
-          spans: their values are rows of this reader. No span crosses the end of one of the reader's arrays.
+          spans: spans of the reader's rows. No span crosses the end of one of the reader's arrays.
           out: [rows, length, *shape of a row]. A row without a span may keep its values or become zeros.
         """
         numbers = np.repeat(spans.first, spans.length) + spans.values()[2]
@@ -112,7 +112,7 @@ class RowGather(Reader):
 
     Args:
       parts: the arrays, which are kept alive. They may lie anywhere in memory. Each row is contiguous (see
-        `can_gather`); rows may lie at any distance from each other, and overlap.
+        `can_gather`); distances between rows are arbitrary, and rows may overlap.
 
     Example:
       >>> rows = [np.arange(6).reshape(3, 2), np.arange(6, 10).reshape(2, 2)]
@@ -142,7 +142,7 @@ class RowGather(Reader):
         return library() is not None and bool(filled) and all(part[0, ...].flags.c_contiguous for part in filled)
 
     def read(self, rows: Indices, columns: Columns, out: Array, stream: bool | None = None) -> None:
-        """See `Reader`; another dtype of `out` costs one more copy.
+        """See `Reader`. If `out` has another dtype, or gaps inside its rows, values are copied twice.
 
         Args:
           stream: whether to bypass the processor's cache, if alignment allows. None: for large rows and outputs.
@@ -208,17 +208,17 @@ class RowGather(Reader):
             )
             leaf.offsets_array = offsets
             leaf.row_shape = tuple(len(indices) for indices in _wanted(self._shape, columns))
-            leaf = self._leaves.setdefault(key, leaf)  # keeps the struct of a faster thread: it may be in use
+            leaf = self._leaves.setdefault(key, leaf)  # keeps a faster thread's struct, which may be in use
         return leaf
 
 
 def rows_at_positions(order: ctypes.Structure, positions: Array | range, copies: Sequence[Copy] = ()) -> Indices:
-    """int64[k]: the row at each position of an epoch. All leaves of a batch get these rows.
+    """Compute the row at each position of an epoch, and copy these rows of each leaf. Returns the rows, int64[k].
 
     Args:
       order: an `EpochOrder`.
       positions: 64-bit integers[k] with any strides, or a range of step 1.
-      copies: one for each leaf, for as many rows as there are positions (see `RowGather.copy`).
+      copies: the copy of each leaf, for k rows (see `RowGather.copy`).
 
     Raises:
       IndexError: there is no such position, or no such row.
@@ -230,7 +230,7 @@ def rows_at_positions(order: ctypes.Structure, positions: Array | range, copies:
     if isinstance(positions, range):
         first = positions.start
     else:
-        positions = np.ascontiguousarray(positions)  # the C function ignores strides
+        positions = np.ascontiguousarray(positions)  # the C function expects no strides
         address = positions.ctypes.data
     code = compiled.feedline_fill(
         ctypes.byref(order),
@@ -249,7 +249,7 @@ def rows_at_positions(order: ctypes.Structure, positions: Array | range, copies:
 
 
 def _buckets(ends: Indices) -> tuple[int, npt.NDArray[np.int32]]:
-    """(shift, the segment of row i·2^shift for each i): where the search for the segment of a row starts."""
+    """(shift, the segment of row i·2^shift for each i). The search for the segment of a row starts there."""
     rows = int(ends[-1])
     shift = max(0, (rows // (_BUCKETS_A_SEGMENT * len(ends))).bit_length())
     starts = np.arange(0, rows, 1 << shift, dtype=np.int64)
@@ -262,14 +262,14 @@ def _wanted(shape: tuple[int, ...], columns: Columns) -> list[range | Indices]:
 
 
 def _runs(shape: tuple[int, ...], itemsize: int, columns: Columns) -> tuple[Indices, int]:
-    """(offset of each run, bytes in each run): the wanted columns of a row, as runs of adjacent bytes."""
+    """The wanted columns of a row as runs of adjacent bytes: (offset of each run, bytes per run)."""
     wanted = _wanted(shape, columns)
     strides = [itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     whole = itertools.takewhile(
         lambda axis: isinstance(columns[axis], slice) and len(wanted[axis]) == shape[axis],
         reversed(range(len(shape))),
     )
-    cut = len(shape) - len(list(whole)) - 1  # the last axis of which only a part is wanted
+    cut = len(shape) - len(list(whole)) - 1  # the last axis that is not wanted completely
     if cut < 0:
         return np.zeros(1, np.int64), itemsize * math.prod(shape)
     last = wanted[cut]

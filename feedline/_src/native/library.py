@@ -13,7 +13,7 @@ INTERFACE = 5
 """The version of the C functions and structs that this package calls; `columns.c` has the same number."""
 
 PATH = Path(__file__).with_name(f"libcolumns.so.{INTERFACE}")
-"""Where the build puts the library."""
+"""The path to which the build writes the library."""
 
 _INSTALL = "install feedline again, or set FEEDLINE_PURE_PYTHON=1 to do without it"
 _MEMORY_LOST = 4  # a code of columns.c
@@ -21,7 +21,7 @@ _MEMORY_LOST = 4  # a code of columns.c
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The library; None, so that NumPy is used, if it was not built or FEEDLINE_PURE_PYTHON=1 is set.
+    """Load the library. None if it was not built, or FEEDLINE_PURE_PYTHON=1 is set: then NumPy is used.
 
     Raises:
       ImportError: the library cannot be loaded, or has another interface.
@@ -53,7 +53,7 @@ def implementation() -> str:
 
 
 class Bad(ctypes.Array[ctypes.c_int64]):
-    """What a C function reports besides its code: [0] a bad position, row or span; [1] a lost address."""
+    """Details of a C function's error: [0] a bad position, row or span; [1] the address of lost memory."""
 
     _type_, _length_ = ctypes.c_int64, 2
 
@@ -84,7 +84,7 @@ class Bad(ctypes.Array[ctypes.c_int64]):
 
 
 def file_at(address: int) -> str | None:
-    """The file that is mapped at an address; None if there is no such file, or the system does not tell."""
+    """The file that is mapped at an address; None if no file is, or the system has no /proc/self/maps."""
     try:
         with open("/proc/self/maps", errors="surrogateescape") as maps:
             for line in maps:

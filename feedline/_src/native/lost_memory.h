@@ -1,11 +1,11 @@
-/* Lets copies out of a mapped file fail, and not end the process, if it is truncated or its disk fails meanwhile.
+/* Makes a copy out of a mapped file fail, instead of ending the process, if the file is truncated or its disk fails.
  *
  * The kernel reports such a read by SIGBUS, which ends the process. Between `lost_memory_guard` and
- * `lost_memory_release` the signal handler jumps back to the guard instead. For a SIGBUS of any other code, it writes
- * the name of the file to stderr, and leaves the signal to the handler that was there before.
+ * `lost_memory_release`, the signal handler jumps back to the guard instead. If other code causes a SIGBUS, the handler
+ * writes the name of the file to stderr, and passes the signal on to the previous handler.
  *
  *   Guard guard;
- *   if (LOST_MEMORY(guard)) return MEMORY_LOST;  // guard.address could not be read, or not be written
+ *   if (LOST_MEMORY(guard)) return MEMORY_LOST;  // guard.address could not be read or written
  *   copy();
  *   lost_memory_release(&guard);
  */
@@ -31,13 +31,13 @@ static __thread Guard *volatile guarded __attribute__((tls_model("initial-exec")
 static struct sigaction handler_before;
 static volatile int is_installed;
 
-/* Write the name of the file that is mapped at an address, using only functions that a signal handler may call. */
+/* Write the name of the file that is mapped at an address to stderr, with async-signal-safe functions only. */
 static void say_file(uintptr_t address) {
   static const char begin[] = "feedline: SIGBUS, and the process ends: ";
   static const char end[] = " is mapped, and was truncated, or its disk failed or is full\n";
   char block[1024], name[1024];
   uintptr_t from = 0, to = 0;
-  int part = 0; /* what is being read of a line: 0 `from`, 1 `to`, 2 text before the name, 3 the name */
+  int part = 0; /* the part of a line that is being read: 0 `from`, 1 `to`, 2 text before the name, 3 the name */
   size_t length = 0;
   const int maps = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
   if (maps < 0) return;
@@ -70,16 +70,16 @@ static void say_file(uintptr_t address) {
 static void on_sigbus(int number, siginfo_t *info, void *context) {
   (void)context;
   const int fault = info->si_code > 0;
-  if (guarded != NULL && (fault || info->si_code == SI_TKILL)) { /* SI_TKILL: another handler raised it again */
+  if (guarded != NULL && (fault || info->si_code == SI_TKILL)) { /* SI_TKILL: another handler raised the signal again */
     guarded->address = fault ? info->si_addr : NULL;
     siglongjmp(guarded->back, 1);
   }
   if (fault) say_file((uintptr_t)info->si_addr);
   sigaction(SIGBUS, &handler_before, NULL);
-  if (!fault) raise(number); /* a fault is raised again on return */
+  if (!fault) raise(number); /* after a fault, returning raises the signal again */
 }
 
-/* Install `on_sigbus`. A handler that was installed after it stays; if both were removed, `on_sigbus` comes back. */
+/* Install `on_sigbus`: the first time instead of any other handler, later only if no handler is installed. */
 static void install_handler(void) {
   struct sigaction now, own;
   if (sigaction(SIGBUS, NULL, &now)) return;
@@ -87,7 +87,7 @@ static void install_handler(void) {
   if ((now.sa_flags & SA_SIGINFO && now.sa_sigaction == on_sigbus) || (is_installed && !nobody)) return;
   memset(&own, 0, sizeof(own));
   own.sa_sigaction = on_sigbus;
-  own.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK; /* SA_NODEFER: SIGBUS is not blocked after a jump out */
+  own.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK; /* SA_NODEFER: a jump leaves SIGBUS unblocked */
   handler_before = now;
   is_installed = 1;
   sigaction(SIGBUS, &own, NULL);

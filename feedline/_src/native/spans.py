@@ -1,4 +1,4 @@
-"""Values of documents side by side in the rows of a batch."""
+"""Writes values of documents side by side into the rows of a batch, for packing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SpansStruct(ctypes.Structure):
 
 
 class Spans(NamedTuple):
-    """Spans of consecutive values of a source. In a row, they are written one after the other, from its start.
+    """Spans of consecutive values of a source. The spans of a row are written from its start, without gaps.
 
     Attributes:
       row: int64[s], ascending: the row of each span, counted from 0.
@@ -43,7 +43,7 @@ class Spans(NamedTuple):
         return SpansStruct(self.row.ctypes.data, self.first.ctypes.data, self.length.ctypes.data, len(self.row))
 
     def values(self) -> tuple[Indices, Indices, Indices]:
-        """For each value of all spans: its row, its place in the row, and its place in the span."""
+        """For each value of all spans: its row, its offset in the row, and its offset in the span."""
         before = np.cumsum(self.length) - self.length
         first_of_row = before[np.searchsorted(self.row, self.row)]
         in_span = np.arange(int(self.length.sum())) - np.repeat(before, self.length)
@@ -51,10 +51,10 @@ class Spans(NamedTuple):
 
 
 def mark(spans: Spans, numbers: Array, places: Array) -> None:
-    """For each value, write its span's number in the row, from 1, and its place in the span; zeros after the last.
+    """For each value, write the number of its span in the row, from 1, and its offset in the span.
 
     Args:
-      numbers, places: int32[rows, length].
+      numbers, places: int32[rows, length]. Zeros follow the last value of a row.
     """
     compiled = library()
     if compiled is not None and has_contiguous_rows(numbers) and has_contiguous_rows(places):
@@ -78,5 +78,5 @@ def copy_values(spans: Spans, values: Array, out: Array) -> None:
 
 
 def has_contiguous_rows(array: Array) -> bool:
-    """Whether C can write the rows: each must be contiguous, but they may lie at any distance from each other."""
+    """Whether each row is contiguous, so that C can write it. Distances between rows do not matter."""
     return bool(array[:1].flags.c_contiguous)

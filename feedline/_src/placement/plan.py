@@ -189,7 +189,7 @@ def local_rows(sharding: jax.sharding.Sharding, batch_size: int) -> Indices:
 
 
 def as_shardings(sharding: Any) -> Any:
-    """Replace each device in a tree by its sharding, and, under `jax.set_mesh`, each `PartitionSpec`.
+    """Replace each device in a tree, and under `jax.set_mesh` each `PartitionSpec`, by a sharding.
 
     Raises:
       TypeError: a leaf is not a sharding and cannot be replaced by one, or the tree is empty.

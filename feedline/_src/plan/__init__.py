@@ -1,1 +1,1 @@
-"""Computes from options what each process reads, shapes, memory and sizes that fit, as one value. Pure."""
+"""Computes a `Plan` from options: what each process reads, shapes, memory, and batch sizes that fit. Pure."""

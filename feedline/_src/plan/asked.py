@@ -1,6 +1,6 @@
-"""What a plan is made from: options of a feed and metadata of a source. And which of them do not combine.
+"""The inputs of a plan: a feed's options and a source's metadata; and which of them do not combine.
 
-`refused` is the one place that refuses a combination; docs/guarantees.md has the table.
+Only `refused` refuses combinations; docs/guarantees.md has a table of them.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ PLACE = "place"
 Transform = Callable[[Any, Rows], Any]
 """(batch, rows) → batch: trees of NumPy arrays. Row i of the result must depend only on row i of the batch.
 
-It is called from several threads at once, each with some rows of a batch, and twice with the first row when the
-feed is built, to learn the spec of the result and to compare the two results.
+Several threads call it at once, each with some rows of a batch. When the feed is built, it is called twice with
+the first row, to infer the spec of the result and to compare the two results.
 """
 
 
@@ -94,12 +94,12 @@ class CheckedOptions:
 
     @property
     def sizes(self) -> BatchSizes:
-        """(first step, batch size), by ascending steps."""
+        """(first step, batch size) of each batch size, by ascending steps."""
         return ((0, self.batch_size),) if isinstance(self.batch_size, int) else self.batch_size
 
     @property
     def own_leaves(self) -> dict[str, tuple[str, Any]]:
-        """{name: (the argument that asks for it, its dtype)} for the leaves that feedline adds to the batch."""
+        """{name: (the argument that requests it, its dtype)} for the leaves that feedline adds to the batch."""
         leaves: dict[str, tuple[str, Any]] = {}
         if self.remainder == "pad" or self.reading.bad_rows == "mask":
             asker = 'remainder="pad"' if self.remainder == "pad" else 'Reading(bad_rows="mask")'
@@ -117,7 +117,7 @@ class CheckedOptions:
         return frozenset(name for name, value in {**given, "prefetch": self.prefetch}.items() if value == "auto")
 
     def first_settings(self, default_threads: int) -> Settings:
-        """The first settings. "auto" begins with the defaults. With workers or no prefetch, `threads` is 0."""
+        """The settings to begin with: the defaults for "auto". With workers or no prefetch, `threads` is 0."""
         prefetch = type(self).prefetch if self.prefetch == "auto" else self.prefetch
         workers = 0 if self.reading.workers == "auto" else self.reading.workers
         threads = self.reading.threads
@@ -138,13 +138,13 @@ class SourceMetadata:
     """What is known of a source before its rows are read.
 
     Attributes:
-      spec: of a row in the source.
+      spec: the spec of a row.
       rows: the number of rows in an epoch. None: an epoch has no end, or a stream's end is not known yet.
       lanes: the number of lanes of a stream; 0: rows with random access.
       own_order: the kind of order that the source imposes; "": none.
-      reads_columns: whether some columns of a leaf can be read alone.
-      ragged: indices of the leaves whose axis 1 differs in size between batches; `spec` has the largest size.
-      picklable: whether worker processes can open it again.
+      reads_columns: whether the source can read some columns of a leaf without the others.
+      ragged: the indices of the ragged leaves; `spec` has the largest size of their axis 1.
+      picklable: whether worker processes can open the source again.
     """
 
     spec: RowSpec
@@ -175,7 +175,7 @@ class SourceMetadata:
 
 
 def refused(options: CheckedOptions, source: SourceMetadata) -> Iterator[str]:
-    """The reasons why options do not combine with each other or with the source, each with a change that works."""
+    """Yield reasons why options do not combine with each other or the source, each with a change that works."""
     steps, own_order = options.steps_per_call, source.own_order
     if not isinstance(options.batch_size, int):
         found = "a stream" if source.lanes else f"steps_per_call={steps}" if steps > 1 else ""
@@ -225,7 +225,7 @@ def refused(options: CheckedOptions, source: SourceMetadata) -> Iterator[str]:
 
 
 def refused_sizes(options: CheckedOptions, source: SourceMetadata, multiple: int, shards: int) -> Iterator[str]:
-    """Why a batch size does not fit the sharding, the lanes or the rows."""
+    """Yield reasons why a batch size does not fit the sharding, the lanes or the rows. See `multiple_of`."""
     for size in dict.fromkeys(size for _, size in options.sizes):
         if size % multiple:
             rule = f"{shards} shards of the batch axis"
@@ -253,7 +253,7 @@ def _refused_with_a_stream(options: CheckedOptions, lanes: int) -> Iterator[str]
 
 def _refused_rows(rows: int, size: int, multiple: int, options: CheckedOptions) -> Iterator[str]:
     remainder, epochs, steps = options.remainder, options.epochs, options.steps_per_call
-    # "wrap" fills a batch from several epochs; without an end, it fills a batch of any size
+    # "wrap" fills a batch from several epochs; an endless feed fills a batch of any size
     available = rows if remainder == "drop" else rows * (epochs or size)
     if remainder != "pad" and available < size:
         fitting = available // multiple * multiple
@@ -269,7 +269,7 @@ def _refused_rows(rows: int, size: int, multiple: int, options: CheckedOptions) 
 
 
 def next_sizes(batch_size: int, multiple: int) -> list[int]:
-    """The next smaller and the next larger batch size that is a multiple of `multiple`; without 0.
+    """The next smaller (unless it is 0) and the next larger batch size that is a multiple of `multiple`.
 
     Example:
       >>> next_sizes(64, 8), next_sizes(65, 8), next_sizes(3, 8)
@@ -281,7 +281,7 @@ def next_sizes(batch_size: int, multiple: int) -> list[int]:
 
 
 def with_own_leaves(batch: Any, batch_size: int, options: CheckedOptions) -> Any:
-    """The global batch with the leaves `valid` and `place`, if the options ask for them."""
+    """Add the leaves `valid` and `place` to the spec of a global batch, if the options request them."""
     for name, (asker, dtype) in options.own_leaves.items():
         # a plain dict: JAX flattens it by sorted keys, but an OrderedDict, for example, in the order of insertion
         if type(batch) is not dict or name in batch or not all(isinstance(key, str) for key in batch):

@@ -1,4 +1,4 @@
-"""`Plan`: what a feed will read and place, and the memory for that, computed without building the feed.
+"""`Plan`: what a feed will read and place, and how much memory it needs, computed without building the feed.
 
 This module uses all kinds of index:
 
@@ -6,8 +6,8 @@ This module uses all kinds of index:
 - a *position* numbers the rows of one epoch, in the epoch's order;
 - an *offset* numbers the rows of one global batch: `ProcessReads.rows` and `LeafPlan.rows` are offsets;
 - a *local row* numbers the rows of a process-local batch;
-- a *column* is an index along an axis of a leaf after the first;
-- a *lane* is the number of one of several streams;
+- a *column* is an index along an axis of a leaf other than the first;
+- a *lane* numbers one of several streams;
 - leaves are numbered as JAX flattens the batch, with or without `valid` and `place`, which feedline adds.
 """
 
@@ -54,7 +54,7 @@ class Epoch(NamedTuple):
 
     Attributes:
       batch_size: rows in the global batch.
-      steps: the number of full batches, which are the steps with remainder "drop".
+      steps: the number of full batches, which is the number of steps with remainder "drop".
       left_out: rows that "drop" leaves out.
       padded_steps: the number of steps with remainder "pad".
       padding: rows that "pad" repeats in the last batch.
@@ -68,19 +68,19 @@ class Epoch(NamedTuple):
 
     @classmethod
     def of(cls, rows: int, batch_size: int) -> Epoch:
-        """An epoch of `rows` rows."""
+        """Divide `rows` rows into batches."""
         steps, left_out = divmod(rows, batch_size)
         return cls(batch_size, steps, left_out, steps + (left_out > 0), -rows % batch_size)
 
 
 class Memory(NamedTuple):
-    """Memory of a feed by the formulas of docs/feed.md, "Sizes". All in bytes.
+    """The memory of a feed in bytes, by the formulas in docs/feed.md, "Sizes".
 
     Attributes:
-      host_bytes: host memory of a process, if it places batches on accelerators.
-      host_bytes_on_cpu_devices: the same if it places them on CPU devices, whose arrays are in host memory, too.
-      host_bytes_as_read: further host memory of a process, for leaves that are cast, cut or transformed.
-      shared_bytes: further host memory of a process, at most, for batches in flight from workers.
+      host_bytes: host memory of a process that places batches on accelerators.
+      host_bytes_on_cpu_devices: host memory of a process that places batches on CPU devices, with these batches.
+      host_bytes_as_read: additional host memory of a process, for leaves that are cast, cut or transformed.
+      shared_bytes: maximum additional host memory of a process, for batches in flight from workers.
       device_bytes: memory of a device.
     """
 
@@ -92,7 +92,7 @@ class Memory(NamedTuple):
 
     @classmethod
     def of(cls, local_bytes: int, read_bytes: int, shard_bytes: int, settings: Settings) -> Memory:
-        """The memory of a feed."""
+        """Apply the formulas. The other arguments are bytes of one delivery."""
         return cls(
             settings.host_batches * local_bytes,
             settings.host_batches_on_cpu_devices * local_bytes,
@@ -107,17 +107,18 @@ class ProcessReads:
     """What one process reads and places of each global batch.
 
     Attributes:
-      process: its index.
-      devices: the ids of its devices, ascending.
+      process: the process index.
+      devices: the ids of the process's devices, ascending.
       rows: int64[k], ascending: the rows of the global batch that the process reads, in whole or in part.
-      lanes: for a stream, the lanes that it reads.
-      leaves: {name: its part of that leaf}, with `rows`, `columns` for each further axis, and `local_shape`.
-      by_leaf: True: of each leaf, it reads only what it places. False: of each leaf, all columns of `rows`.
-      cuts: whether it reads columns or rows that it does not place.
-      local_bytes: bytes of its part of a batch, as it is placed.
+      lanes: for a stream, the lanes that the process reads.
+      leaves: {name of a leaf: the part of it that the process supplies}. A part has `rows`, `columns` for each
+        further axis, and `local_shape`.
+      by_leaf: whether the process reads of each leaf only what it places, rather than all columns of `rows`.
+      cuts: whether the process reads columns or rows that it does not place.
+      local_bytes: bytes of the process's part of a batch, as it is placed.
       as_read: shape and dtype of each leaf of the source, as it is read.
-      changed: the numbers of the leaves in `as_read` that are cast, cut or transformed on the host. They are not
-        placed from the memory into which they are read.
+      changed: the indices in `as_read` of the leaves that are cast, cut or transformed on the host. These leaves
+        are not placed from the memory into which they are read.
     """
 
     process: int
@@ -139,38 +140,37 @@ class ProcessReads:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-    """What a feed will read and place, and the memory for that: `feedline.FeedOptions.plan` makes one.
+    """What a feed will read and place, and how much memory it needs. `feedline.FeedOptions.plan` computes it.
 
-    It is a value: no rows are read for it, and no threads are started. Bytes are computed from shapes and dtypes,
-    without the memory of the model, of the source's caches and of JAX itself.
+    A plan starts no threads, and reads no rows, except one row if the source has no spec. Bytes are computed from
+    shapes and dtypes, without the memory of the model, of the source's caches and of JAX itself.
 
     Attributes:
       rows: the number of rows in an epoch. None: an epoch has no end, or a stream's end is not known yet.
       lanes: the number of lanes of a stream; 0: rows with random access.
       row_spec: tree of `jax.ShapeDtypeStruct` of one row, in the dtypes of the source.
-      spec: tree of `jax.ShapeDtypeStruct` with shardings, of what `next(feed)` returns. `spec`, `leaves`, `reads`
-        and `memory` are for batches of `fitting_size` rows.
+      spec: tree of `jax.ShapeDtypeStruct` with shardings, as for the result of `next(feed)`. `spec`, `leaves`,
+        `reads` and `memory` are for batches of `fitting_size` rows.
       leaves: {name: `jax.ShapeDtypeStruct` with its sharding} of one global batch, in the order in which JAX
-        flattens it. Names are as in error messages: "batch['image']".
+        flattens the batch. Names are as in error messages: "batch['image']".
       own: the names of the leaves that feedline adds, `valid` and `place`.
       batch_size: the batch size of the options; the first one if it changes.
       fitting_size: `batch_size` if it fits, else the next smaller size that fits, or else the smallest that fits.
       multiple_of: batch sizes that fit are multiples of this, the least common multiple of `shards` and `lanes`.
       shards: the number of shards of the batch axis.
-      problems: why a feed refuses these options, each with a change that works. Empty: it accepts them, unless
-        rows cannot be read or the machine lacks something.
+      problems: the reasons why a feed refuses these options, each with a change that works. If empty, a feed
+        accepts the options, unless rows cannot be read or the machine lacks resources.
       processes: the number of processes among which the devices are divided.
-      reads: `ProcessReads` of each process that owns a device of the sharding, or only of the process asked for.
+      reads: `ProcessReads` of each process that owns a device of the sharding, or only of the requested process.
       lane_owners: for each lane of a stream, the processes that read it, ascending. The first one saves the lane.
       remainder: as in the options.
       length: deliveries in a pass, as `len(feed)`: batches ÷ steps per call. None: the pass is endless, its end is
         unknown, the batch size changes, or a feed refuses the options.
       settings: `buffer`, `prefetch` and `workers` to begin with; "auto" begins with the defaults. For a stream,
-        `buffer` is the window in which processes agree on its end. `threads` is 0 unless it is given, since
-        its default depends on the machine.
-      memory: in bytes. For the process that needs most: `host_bytes`, or `host_bytes_on_cpu_devices` if the
-        devices are CPUs; and, in addition to these, `host_bytes_as_read` and `shared_bytes` (of workers). For one
-        device: `device_bytes`.
+        `buffer` is the number of batches in a window, for which processes agree on the ends of lanes. `threads` is
+        0 unless it is given, since its default depends on the machine.
+      memory: in bytes. For the process that needs most: `host_bytes` (`host_bytes_on_cpu_devices` if the devices
+        are CPUs) + `host_bytes_as_read` + `shared_bytes` for workers. For each device: `device_bytes`.
 
     Example:
       >>> import jax, numpy as np
@@ -223,7 +223,7 @@ class Plan:
 
     @property
     def agrees_on_ends(self) -> bool:
-        """Whether processes read different lanes, and so must exchange where these end."""
+        """Whether processes read different lanes, so that they must exchange the ends of lanes."""
         return len(set(self.lane_owners)) > 1
 
     def next_sizes(self) -> list[int]:
@@ -244,7 +244,7 @@ def plan_of(
     Args:
       out: the spec of a row after the transform.
       processes: {process: ids of its devices}.
-      process: compute only this one's part. None: the parts of all processes that own a device of the sharding.
+      process: the only process to plan for. None: all processes that own a device of the sharding.
       default_threads: the number of threads if none is given.
     """
     multiple, shards = multiple_of(out, options.sharding, source.lanes)
@@ -260,7 +260,7 @@ def plan_of(
     except ValueError as error:
         problems.append(str(error))
     leaves = _by_name(batch)
-    # each process must know the owners of all lanes
+    # each process needs the owners of all lanes
     some = processes if process is None or source.lanes else {process: processes.get(process, ())}
     reads = _reads_of(some, leaves, source, out, options)
     if process is not None and process not in reads:
@@ -326,10 +326,10 @@ def _reads_of(
     out: RowSpec,
     options: CheckedOptions,
 ) -> dict[int, ProcessReads]:
-    """What each process that owns a device of the sharding reads and places. Arguments as in `plan_of`.
+    """What each process reads and places, if it owns a device of the sharding. Arguments as in `plan_of`.
 
     Args:
-      leaves: of the global batch: those of `out`, and those that feedline adds.
+      leaves: the leaves of the global batch, including `valid` and `place`.
     """
     parts = {name: device_parts(leaf.sharding, leaf.shape) for name, leaf in leaves.items()}
     found = {}
@@ -344,7 +344,7 @@ def _reads_of(
         rows = union_of_rows(of_rows)
         cut = not all(plan.whole_columns and len(plan.rows) == len(rows) for plan in of_rows)
         transformed = options.transform is not None
-        # if bad rows are replaced, all processes that supply parts of a row must find it bad: each reads it whole
+        # to replace bad rows, all processes that supply parts of a row must find it bad; so each reads whole rows
         by_leaf = cut and source.reads_columns and not transformed and options.reading.bad_rows == "raise"
         placed = [(plan.local_shape, leaf.placed_dtype) for plan, leaf in zip(of_rows, out.leaves, strict=True)]
         read = [
@@ -377,7 +377,7 @@ def multiple_of(out: RowSpec, sharding: Any, lanes: int = 0) -> tuple[int, int]:
 
 
 def devices_by_process(sharding: Any, processes: int | None) -> dict[int, list[int]]:
-    """The ids of the devices of a sharding, or of a tree of them, by process.
+    """{process: ids of its devices} for a sharding or a tree of shardings.
 
     Args:
       processes: the number of processes; the devices are divided evenly among them, in the order of
