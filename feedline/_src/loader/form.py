@@ -106,10 +106,9 @@ class LocalForm:
         return list(groups.values())
 
     def write(self, read: Mapping[int, Array], leaves: list[Array], part: slice, index: Indices) -> None:
-        """Cast and cut some rows, and write them into the leaves to place.
+        """Cast and cut some rows into the leaves to place. Raises RowError if a number does not fit its dtype.
 
-        A number that does not fit its dtype raises a RowError. All numbers are checked before columns are cut, so
-        that all processes agree on which rows are bad.
+        Numbers are checked before columns are cut, so that all processes agree on which rows are bad.
 
         Args:
           read: {number of a leaf: its values in these rows, after the transform}.

@@ -22,9 +22,7 @@ def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None
     Every process calls this with its own state and the same folder, which all of them must be able to read later.
     Of the processes that read a lane, the one with the lowest index writes it. A file appears whole or not at all,
     and has a checksum. Give each step of each stream a folder of its own, because `load_lanes` refuses a folder
-    with files of two steps. Several threads may save at the same time, in any order.
-
-    If processes save states with different positions, `load_lanes` refuses the folder.
+    whose files have different steps or positions. Several threads may save at the same time, in any order.
 
     Args:
       state: from `feed.get_state()` on this process, or from `load_lanes`. It may be saved later, on any thread.

@@ -1,8 +1,8 @@
-"""Reads batches from streams, whose rows can only be read one after the other: L lanes side by side.
+"""Reads batches from streams, whose rows can only be read one after the other.
 
-Batch k contains items k·B/L … (k+1)·B/L − 1 of each lane, on any topology. A process reads the lanes that fill its
-rows, in windows of a few batches. After each window, the processes exchange which of their lanes have ended. Only
-then are the leaf `valid` and the number of rows without padding known.
+With L lanes, batch k of B rows contains items k·B/L … (k+1)·B/L − 1 of each lane, on any topology. A process reads
+the lanes that fill its rows, in windows of a few batches. After each window, the processes exchange which of their
+lanes have ended. Only then are the leaf `valid` and the number of rows without padding known.
 """
 
 from __future__ import annotations
@@ -400,8 +400,7 @@ class _StreamPart(PartWriter):
 class Lane:
     """Reads the items of one lane after the cursor `after`. One thread at a time may use it.
 
-    `state` is the state of Grain's iterator at this cursor. Reading continues over the ends of epochs, and stops
-    before epoch `last_epoch`.
+    Grain's iterator begins at `state`. Reading crosses the ends of epochs, and stops before epoch `last_epoch`.
 
     Attributes:
       epoch, position: of the next item.

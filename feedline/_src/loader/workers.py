@@ -250,7 +250,7 @@ def end(workers: Sequence[Worker]) -> None:
 
 @contextlib.contextmanager
 def _as_socket(connection: Connection) -> Iterator[socket.socket]:
-    """The socket of a connection, blocking again: `socket.setdefaulttimeout` makes a new socket non-blocking."""
+    """The socket of a connection, set to blocking: `socket.setdefaulttimeout` makes new sockets non-blocking."""
     with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as found:
         found.setblocking(True)
         yield found

@@ -45,7 +45,7 @@ EXPORT void feedline_name_lost_files(void) { install_handler(); }
 /* ---- order ---------------------------------------------------------------------------------------------------- */
 
 #define ROUNDS 7
-#define CHUNK 512 /* positions at a time: their halves stay in the first-level cache */
+#define CHUNK 512 /* positions at a time, whose halves then stay in the first-level cache */
 
 /* A Feistel network on a grid of `a` rows and 2^k columns: a permutation of [0, n). */
 typedef struct {
@@ -64,11 +64,11 @@ typedef struct {
   int32_t unused;
   uint64_t n;           /* rows of the epoch */
   const int64_t *table; /* kind 1: the permutation itself if n is small; else NULL */
-  Network rows;         /* kind 1: of all rows; kind 2: of the positions of a whole window */
+  Network rows;         /* kind 1: permutes all rows; kind 2: permutes the positions of a whole window */
   /* kind 2; see `EpochOrder` in order/epoch.py */
   const int64_t *block_table; /* the permutation of the full blocks if they are few; else NULL */
-  Network blocks;             /* of the full blocks */
-  Network irregular[2];       /* of the windows that have fewer rows than others; unused if n is 0 */
+  Network blocks;             /* permutes the full blocks */
+  Network irregular[2];       /* permute windows that have fewer rows than others; unused if n is 0 */
   uint64_t irregular_window[2];
   uint64_t window_keys[2];
   uint64_t block_rows, full, window, short_block, lacking;

@@ -91,8 +91,8 @@ class Placement:
     def place(self, leaves: Sequence[HostLeaf]) -> Any:
         """Make the global arrays of process-local `leaves`. Returns before the transfers are done.
 
-        Leaves that are jax.Arrays are copied from device to device. The transfers are intended, so a user's
-        transfer guard does not apply to them: with several processes, JAX counts them as implicit.
+        Leaves that are jax.Arrays are copied from device to device. The transfers are intended, but JAX counts
+        them as implicit if there are several processes, so this call overrides a user's transfer guard.
         """
         with self.settings.applied(), jax.transfer_guard_host_to_device("allow"):
             arrays = [place(leaf) for place, leaf in zip(self._places, leaves, strict=True)]

@@ -1,4 +1,4 @@
-"""The inputs of a plan: a feed's options and a source's metadata; and which of them do not combine.
+"""The inputs of a plan: a feed's options, and a source's metadata. And the combinations that a feed refuses.
 
 Only `refused` refuses combinations; docs/guarantees.md has a table of them.
 """

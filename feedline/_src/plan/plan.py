@@ -78,7 +78,7 @@ class Memory(NamedTuple):
 
     Attributes:
       host_bytes: host memory of a process that places batches on accelerators.
-      host_bytes_on_cpu_devices: host memory of a process that places batches on CPU devices, with these batches.
+      host_bytes_on_cpu_devices: host memory of a process that places batches on CPU devices, with placed batches.
       host_bytes_as_read: additional host memory of a process, for leaves that are cast, cut or transformed.
       shared_bytes: maximum additional host memory of a process, for batches in flight from workers.
       device_bytes: memory of a device.
@@ -92,7 +92,7 @@ class Memory(NamedTuple):
 
     @classmethod
     def of(cls, local_bytes: int, read_bytes: int, shard_bytes: int, settings: Settings) -> Memory:
-        """Apply the formulas. The other arguments are bytes of one delivery."""
+        """Apply the formulas to the bytes of one delivery."""
         return cls(
             settings.host_batches * local_bytes,
             settings.host_batches_on_cpu_devices * local_bytes,
@@ -167,8 +167,8 @@ class Plan:
       length: deliveries in a pass, as `len(feed)`: batches ÷ steps per call. None: the pass is endless, its end is
         unknown, the batch size changes, or a feed refuses the options.
       settings: `buffer`, `prefetch` and `workers` to begin with; "auto" begins with the defaults. For a stream,
-        `buffer` is the number of batches in a window, for which processes agree on the ends of lanes. `threads` is
-        0 unless it is given, since its default depends on the machine.
+        `buffer` is the number of batches after which processes agree on the ends of lanes. `threads` is 0 unless
+        it is given, since its default depends on the machine.
       memory: in bytes. For the process that needs most: `host_bytes` (`host_bytes_on_cpu_devices` if the devices
         are CPUs) + `host_bytes_as_read` + `shared_bytes` for workers. For each device: `device_bytes`.
 

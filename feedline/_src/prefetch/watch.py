@@ -23,7 +23,7 @@ from feedline._src.options import Reading
 
 _log = logging.getLogger("feedline")
 _SUSPENDED_S = 1.0
-"""If a wait exceeds its timeout by this many seconds, the process was stopped, as by `scontrol suspend`."""
+"""Overrun of a wait, in seconds, that shows that the process was stopped, for example by `scontrol suspend`."""
 
 
 class Pending(NamedTuple):
