@@ -22,7 +22,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FLAGS = ("-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
 _SOURCE = "feedline/_src/native/columns.c"
-_LIBRARY = "feedline/_src/native/libcolumns.so.5"  # on macOS, too: ctypes loads it by its path
+_LIBRARY = "feedline/_src/native/libcolumns.so.6"  # on macOS, too: ctypes loads it by its path
 
 
 class CompileLibrary(BuildHookInterface):  # type: ignore[misc]

@@ -10,8 +10,9 @@ import pytest
 from background import PATIENCE_S, spawn
 
 import feedline
-from feedline._src.files.file import LruCache, digests_of
+from feedline._src.files.file import LruCache, OpenFile, digests_of
 from feedline._src.files.files import Files
+from feedline._src.native.library import library
 
 DATA = bytes(np.random.default_rng(0).integers(0, 256, 100_000, np.uint8))
 
@@ -42,6 +43,16 @@ def test_rows_are_written_to_their_places(file):
     assert [bytes(row) for row in out] == [DATA[16:24], DATA[:8], DATA[16:24]]
     with pytest.raises(feedline.FeedError, match="ends 6 bytes too early"):
         file.read_rows(np.array([99_998]), out[:1])
+
+
+@pytest.mark.skipif(library() is None, reason="the C library reads the rows")
+def test_rows_of_an_open_file_are_read_in_c(path):
+    file, out = OpenFile(str(path)), np.zeros((5, 100), np.uint8)
+    offsets, places = np.array([len(DATA) - 100, 0, 100, 200, 100]), np.array([4, 1, 2, 0, 3])
+    assert file.read_rows(offsets, places, out)
+    assert out[places].tobytes() == b"".join(DATA[at : at + 100] for at in offsets.tolist())
+    assert not file.read_rows(np.array([0, len(DATA) - 99]), np.array([0, 1]), out), "a byte is missing"
+    assert not file.read_rows(np.array([-1]), np.array([0]), out)
 
 
 def test_memory_open_file_and_samples_have_the_same_bytes(file, path):

@@ -71,7 +71,7 @@ def wheel(folder, **environment):
 def test_a_wheel_holds_the_library_and_serves_any_python(tmp_path, target):
     name, files = wheel(tmp_path, FEEDLINE_PURE_PYTHON="0", FEEDLINE_TARGET=target)
     assert f"-py3-none-{target or 'linux_'}" in name
-    assert "feedline/_src/native/libcolumns.so.5" in files
+    assert "feedline/_src/native/libcolumns.so.6" in files
 
 
 def test_a_wheel_for_a_target_is_never_a_pure_one(tmp_path):

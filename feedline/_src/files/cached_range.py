@@ -25,7 +25,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ from feedline._src.errors import FeedError
 from feedline._src.files.cache import BLOCK_BYTES, Cache, in_folder, touch, try_lock
 from feedline._src.files.client import RemoteObject
 from feedline._src.files.fetcher import REQUEST_BYTES, InFlight, fetcher, gathered, result_of
-from feedline._src.files.file import Descriptor, Indices, OpenFile, Version, pread
+from feedline._src.files.file import Bytes, Descriptor, Indices, OpenFile, T, Version, pread
 
 _ENTRY, _MARK = struct.Struct("<4sI"), b"here"  # mark, checksum
 _MAGIC, _ID_BYTES = b"feedlin2", 16
@@ -182,15 +182,23 @@ class CachedRange:
 
     def read(self, offsets: Indices, lengths: Indices) -> list[bytes]:
         """Read parts, which must end within the range. Blocks that are not in the cache are fetched."""
-        blocks = blocks_of(offsets, offsets + lengths).tolist()
+        return self._read(blocks_of(offsets, offsets + lengths), lambda file: file.read(offsets, lengths))
+
+    def read_rows(self, offsets: Indices, places: Indices, out: Bytes) -> bool:
+        """Read rows of one size, as `Descriptor.read_rows` does. Blocks that are not in the cache are fetched."""
+        blocks = blocks_of(offsets, offsets + out.shape[1])
+        return self._read(blocks, lambda file: file.read_rows(offsets, places, out))
+
+    def _read(self, blocks: Indices, use: Callable[[CacheFile], T]) -> T:
+        """What `use` returns for the cache file with these blocks, which nobody has truncated meanwhile."""
         for _ in range(_TRIES):
             file = self.find()
-            if file is not None and all(map(file.has, blocks)):
-                found = file.read(offsets, lengths)
+            if file is not None and all(map(file.has, blocks.tolist())):
+                found = use(file)
                 if file.is_intact:
                     return found
             del file  # before it is fetched again: a deleted file gives back its space once it is closed
-            self.fetch_all(blocks)
+            self.fetch_all(blocks.tolist())
         raise self.unstable(_TRIES)
 
     def unstable(self, times: int) -> FeedError:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError
 from feedline._src.files.store import Store
+from feedline._src.native.library import library
 from feedline._src.rows import digests
 
 T = TypeVar("T")
@@ -264,6 +265,17 @@ class Descriptor:
             for i in range(first, stop):
                 parts[numbers[i]] = bytes(view[starts[i] - offset : ends[i] - offset])
         return parts
+
+    def read_rows(self, offsets: Indices, places: Indices, out: Bytes) -> bool:
+        """Write the bytes at offsets[i] to out[places[i]], in C without the GIL. False if any could not be read.
+
+        `out` is a contiguous uint8[k, row bytes].
+        """
+        compiled, count = library(), len(offsets)
+        if compiled is None:
+            return False
+        pointers = offsets.ctypes.data, places.ctypes.data, count, out.shape[1], out.ctypes.data
+        return bool(compiled.feedline_read(self.descriptor, *pointers) == count)
 
     def lies_at(self, path: str) -> bool:
         """Whether `path` leads to this file, which another process may have deleted or replaced."""

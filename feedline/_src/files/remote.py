@@ -21,6 +21,7 @@ from feedline._src.files.file import Bytes, File, Indices, OpenFile, T, Version,
 from feedline._src.files.mapped import MappedObject
 from feedline._src.files.store import Store, Url
 from feedline._src.native.library import library
+from feedline._src.rows.shards import offsets_by_label
 
 _log = logging.getLogger("feedline")
 _WHOLE_TRIES = 10
@@ -72,6 +73,21 @@ class RemoteFile(File):
             for part, data in zip(parts, read, strict=True):
                 found[part] += data
         return found
+
+    def read_rows(self, offsets: Indices, out: Bytes) -> None:
+        stops, step = offsets + out.shape[1], self._step
+        for request in self.fetch(blocks_of(offsets, np.minimum(stops, self.size))):
+            result_of(request, self.name)
+        is_inside = (offsets // step == (stops - 1) // step) & (stops <= self.size)  # within one segment
+        inside, left = np.flatnonzero(is_inside), np.flatnonzero(~is_inside)
+        for number, at in offsets_by_label(offsets[inside] // step, len(self._segments)):
+            places = inside[at]
+            if not self._segments[number].read_rows(offsets[places] - number * step, places, out):
+                left = np.append(left, places)
+        if len(left):
+            rows = np.empty((len(left), out.shape[1]), np.uint8)
+            super().read_rows(offsets[left], rows)
+            out[left] = rows
 
     # --- fetch ---
 

@@ -9,6 +9,7 @@
  *   feedline_permute  applies permutations of different sizes, each to one index
  *   feedline_spans    copies values of one leaf side by side into the rows of a batch
  *   feedline_mark     writes, for each value of such a row, the number of its span, and its offset in the span
+ *   feedline_read     reads rows of an open file into a batch
  *
  * The functions allocate nothing and keep no state, so any number of threads may call them at a time. If a row is in
  * no segment, they return an error code, and read nothing. They return another code if a row is in a mapped file that
@@ -17,9 +18,12 @@
 
 #include "lost_memory.h"
 
+#include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/types.h>
+#include <unistd.h>
 
 #if defined(__GNUC__) && defined(__x86_64__)
 #define X86 1
@@ -33,7 +37,7 @@
 #define EXPORT __attribute__((visibility("default")))
 
 /* Increased whenever a struct or a function changes; the binding refuses any other version. */
-#define INTERFACE 5
+#define INTERFACE 6
 
 enum { OK = 0, ROW_OUT_OF_RANGE = 1, POSITION_OUT_OF_RANGE = 2, BAD_ARGUMENT = 3, MEMORY_LOST = 4 };
 
@@ -593,4 +597,25 @@ EXPORT int32_t feedline_mark(const Spans *spans, int64_t length, unsigned char *
     }
   }
   return OK;
+}
+
+/* ---- reads from a file ---------------------------------------------------------------------------------------- */
+
+/* Read the `length` bytes at offsets[i] of an open file into row places[i] of `out`, whose rows are contiguous.
+ * Returns `count`, or less if a row lies beyond the end of the file or cannot be read. */
+EXPORT int64_t feedline_read(int32_t descriptor, const int64_t *offsets, const int64_t *places, int64_t count,
+                             int64_t length, unsigned char *out) {
+  if (offsets == NULL || places == NULL || out == NULL || length < 0) return -1;
+  for (int64_t i = 0, end; i < count; i = end) {
+    for (end = i + 1; end < count; end++) /* adjacent rows are read at once */
+      if (offsets[end] != offsets[end - 1] + length || places[end] != places[end - 1] + 1) break;
+    int64_t offset = offsets[i], left = (end - i) * length;
+    for (unsigned char *to = out + places[i] * length; left > 0;) {
+      const ssize_t got = pread(descriptor, to, (size_t)left, (off_t)offset);
+      if (got < 0 && errno == EINTR) continue;
+      if (got <= 0) return i;
+      to += got, offset += got, left -= got;
+    }
+  }
+  return count;
 }

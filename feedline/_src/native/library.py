@@ -9,7 +9,7 @@ from pathlib import Path
 
 from feedline._src.errors import FeedError, RowError
 
-INTERFACE = 5
+INTERFACE = 6
 """The version of the C functions and structs that this package calls; `columns.c` has the same number."""
 
 PATH = Path(__file__).with_name(f"libcolumns.so.{INTERFACE}")
@@ -44,6 +44,8 @@ def library() -> ctypes.CDLL | None:
     loaded.feedline_permute.argtypes = (pointer, pointer, pointer, pointer, number)
     loaded.feedline_spans.argtypes = (pointer, pointer, pointer, number, number, number, pointer)
     loaded.feedline_mark.argtypes = (pointer, number, pointer, number, pointer, number)
+    loaded.feedline_read.argtypes = (ctypes.c_int32, pointer, pointer, number, number, pointer)
+    loaded.feedline_read.restype = number
     return loaded
 
 
