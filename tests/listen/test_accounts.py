@@ -114,7 +114,7 @@ def test_a_glance_counts_where_the_loop_was(kind):
         at = step + 0.25 if kind == "next" else step + 0.75  # in `next` until 0.5
         accounts._glances.append(Glance(at, computes=step % 4 == 0, idle=step % 4 > 1))
         delivered(accounts, step * step_s, step * step_s + 0.5)
-        if step == 7:
+        if step == 3:
             assert (accounts.window().idle_s, accounts.window().wait_s) == (None, 0.5)  # too few
     window = accounts.window()
     if kind == "loop":

@@ -1,6 +1,7 @@
 """The verdict on batches whose times were written by hand."""
 
 import dataclasses
+import heapq
 import itertools
 import json
 import re
@@ -8,7 +9,7 @@ import re
 import pytest
 from planted import HOW, judged, window
 
-from feedline._src.listen.verdict import ProcessTimes, best_settings, straggler
+from feedline._src.listen.verdict import ProcessTimes, best_settings, predicted_wait_s, straggler
 
 # --- the verdict ---
 
@@ -124,6 +125,22 @@ def test_uneven_reads_are_named_unless_threads_wait_for_the_gil():
     assert {*report.change.then} in ({"buffer"}, {"prefetch"})
     held = judged(given, but(gil_wait_s=0.006))
     assert (held.bound, held.held_up, held.change) == ("loop", True, None)
+
+
+@pytest.mark.parametrize("buffer", [2, 4, 8])
+@pytest.mark.parametrize("make_s", [[0.048] + 9 * [0.0], [0.100] + 49 * [0.004], [0.009], [0.024]])
+def test_the_predicted_wait_is_that_of_a_simulated_loop(make_s, buffer):
+    """The oracle: threads take batches in order, and begin one when the loop takes the batch `ahead` before it."""
+    even = window(count=200, loop=0.006)
+    batches = [each._replace(read_s=make_s[i % len(make_s)]) for i, each in enumerate(even.batches)]
+    now = but(HOW.having(buffer=buffer), window=dataclasses.replace(even, batches=batches))
+    free, taken = [-1.0] * now.readers, [0.006 * i for i in range(-now.ahead, 0)]
+    for batch in batches:
+        ready = max(heapq.heappop(free), taken[-now.ahead]) + batch.read_s
+        heapq.heappush(free, ready)
+        taken.append(max(ready, taken[-1] + 0.006))
+    simulated = (taken[-1] - taken[-101]) / 100 - 0.006  # without the start
+    assert predicted_wait_s(now, now) == pytest.approx(simulated, rel=0.02, abs=2e-5)
 
 
 def test_a_report_as_values_is_json_and_has_all_that_the_text_says():

@@ -26,7 +26,7 @@ _log = logging.getLogger("feedline")
 _LATEST = 256  # batches whose times are kept one by one
 _ADD_UP_EVERY = 16  # when this many records wait, a thread that places batches adds them up
 _MAX_RECORDS = 1 << 12  # the most records that wait to be added up; beyond that, the oldest are dropped
-_SAMPLES, _MIN_GLANCES = 64, 8  # the latest 64 GIL waits and `Glance`s are kept; a share needs 8 glances
+_SAMPLES, _MIN_GLANCES = 64, 4  # the latest 64 GIL waits and `Glance`s are kept; a share needs 4 glances
 _PAUSE_FACTOR, _BATCHES_PER_PAUSE = 20, 50  # a pause: a `loop_s` over 20 × the median, in at most 1 of 50 batches
 Entry = BatchRecord | float
 """The record of a batch; or a break: the time when the loop ended or the feed moved."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import statistics
@@ -190,9 +191,23 @@ def predicted_wait_s(now: Circumstances, then: Circumstances) -> float:
     each_s = max((mean_s + place_s) / then.readers, place_s / min(then.readers, then.settings.prefetch))
     if then.reader == "workers":
         each_s = max(mean_s / then.readers, place_s)
-    reserve_s = then.ahead * loop_s
-    uneven_s = statistics.fmean(max(0.0, (each - mean_s) / then.parts - reserve_s) for each in make_s)
+    uneven_s = _uneven_wait_s([each / then.parts for each in make_s], loop_s, then.ahead)
     return max(0.0, each_s - loop_s, cpu_s - loop_s, uneven_s)
+
+
+def _uneven_wait_s(make_s: Sequence[float], loop_s: float, ahead: int) -> float:
+    """The mean wait for batches that take `make_s` each, with any number of threads.
+
+    Batch i is begun when the loop takes batch i - `ahead`.
+    """
+    taken = collections.deque((i * loop_s for i in range(-ahead, 0)), maxlen=ahead)
+    waited_s = 0.0
+    for each in make_s:
+        asked = taken[-1] + loop_s
+        wait_s = max(0.0, taken[0] + each - asked)
+        waited_s += wait_s
+        taken.append(asked + wait_s)
+    return waited_s / len(make_s)
 
 
 def _alone_s(how: Circumstances) -> dict[str, float]:
