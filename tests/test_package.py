@@ -223,7 +223,7 @@ OF_FEEDLINE = {
     "record": [],  # values that stages return
     "rows": ["rows", "order", "errors", "options"],  # a source reads the rows at positions of an order
     # what rows are read from, and the two ways to process-local batches
-    "files": ["files", "rows.digests", "native.library", "runtime.exit", "errors", "options"],
+    "files": ["files", "rows.digests", "rows.shards", "native.library", "runtime.exit", "errors", "options"],
     "formats": ["formats", "files", "rows", "runtime.exit", "errors", "options"],
     "sources": ["sources", "formats", "files", "rows", "order", "native", "runtime.exit",
                 "plan.asked", "errors", "options"],
