@@ -294,6 +294,7 @@ FROM_OUTSIDE = {
     "feed_base": ["numpy", "jax"],
     "drop_in": ["numpy", "jax"],
     "images": ["numpy", "jax"],  # simplejpeg and cv2 by `require`
+    "image_limits": ["numpy"],
     "trainer": ["jax", "flax", "optax", "rich"],
     "trainer.checkpoints": ["jax", "orbax"],
     "trainer.logs": ["tensorboardX"],

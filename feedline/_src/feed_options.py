@@ -75,8 +75,8 @@ class FeedOptions(CheckedOptions):
                 out = transformed_spec(self.transform, out, row)
             except Exception as error:
                 error.add_note(
-                    "feedline: a plan reads no rows, so it calls the transform with a row of zeros, to learn the "
-                    "shapes and dtypes of the result"
+                    "feedline: a plan calls the transform with a row of zeros, to learn the shapes and dtypes of "
+                    "the result"
                 )
                 raise
         return plan_of(metadata, out, self, devices_by_process(self.sharding, processes), process)

@@ -102,6 +102,16 @@ class Settings(NamedTuple):
         """Batches on a device: `prefetch` that wait, one being placed, one in use."""
         return self.prefetch + 2
 
+    def ahead(self, stream: bool) -> int:
+        """Maximum number of batches between the one being read and the loop.
+
+        `stream`: the source is a stream, whose batches one thread reads and places.
+        """
+        if not self.prefetch:
+            return 0
+        in_workers = self.workers * (max(1, self.buffer // self.workers) + 1) if self.workers else self.buffer
+        return self.prefetch + 1 + (0 if stream else in_workers)
+
     @property
     def shared_batches(self) -> int:
         """Maximum process-local batches in flight from workers."""

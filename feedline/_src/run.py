@@ -84,11 +84,8 @@ class Stages:
 
     @property
     def ahead(self) -> int:
-        """How many deliveries may be read before the first one is taken."""
-        _, workers, buffer, prefetch = self.settings
-        if not prefetch:
-            return 0
-        return prefetch + 1 + (buffer if not workers else workers * (max(1, buffer // workers) + 1))
+        """Maximum number of batches that are read before the first one is taken."""
+        return self.settings.ahead(stream=bool(self.plan.lanes))
 
 
 @dataclasses.dataclass(frozen=True)

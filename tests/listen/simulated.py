@@ -31,7 +31,7 @@ class Costs(NamedTuple):
 
 def simulated_waits(costs, how):
     """How long the training loop waits for each batch."""
-    prefetch, ahead = how.settings.prefetch, how.ahead - how.settings.prefetch
+    prefetch, ahead = how.settings.prefetch, how.settings.ahead(how.stream) - how.settings.prefetch
     free = [0.0] * how.readers  # when each reader has nothing to do
     placer = 0.0  # when the thread that only places has nothing to do
     put, taken, waits = [], [], []  # `put` is ascending

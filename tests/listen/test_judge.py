@@ -134,9 +134,10 @@ def test_the_predicted_wait_is_that_of_a_simulated_loop(make_s, buffer):
     even = window(count=200, loop=0.006)
     batches = [each._replace(read_s=make_s[i % len(make_s)]) for i, each in enumerate(even.batches)]
     now = but(HOW.having(buffer=buffer), window=dataclasses.replace(even, batches=batches))
-    free, taken = [-1.0] * now.readers, [0.006 * i for i in range(-now.ahead, 0)]
+    ahead = now.settings.ahead(stream=False)
+    free, taken = [-1.0] * now.readers, [0.006 * i for i in range(-ahead, 0)]
     for batch in batches:
-        ready = max(heapq.heappop(free), taken[-now.ahead]) + batch.read_s
+        ready = max(heapq.heappop(free), taken[-ahead]) + batch.read_s
         heapq.heappush(free, ready)
         taken.append(max(ready, taken[-1] + 0.006))
     simulated = (taken[-1] - taken[-101]) / 100 - 0.006  # without the start

@@ -63,14 +63,6 @@ class Circumstances:
         return math.ceil(self.readers / self.settings.buffer) if self.reader == "threads" else 1
 
     @property
-    def ahead(self) -> int:
-        """How many batches may be read before the loop takes the first one."""
-        _, workers, buffer, prefetch = self.settings
-        if self.reader == "workers":
-            return workers * (max(1, buffer // workers) + 1) + 1 + prefetch
-        return prefetch + (buffer + 1 if self.reader == "threads" else 1)
-
-    @property
     def stages_s(self) -> dict[str, float]:
         """For each stage, its thread-seconds per batch."""
         return {name: self.window.mean(f"{name}_s") for name in _PER_STAGE}
@@ -191,7 +183,7 @@ def predicted_wait_s(now: Circumstances, then: Circumstances) -> float:
     each_s = max((mean_s + place_s) / then.readers, place_s / min(then.readers, then.settings.prefetch))
     if then.reader == "workers":
         each_s = max(mean_s / then.readers, place_s)
-    uneven_s = _uneven_wait_s([each / then.parts for each in make_s], loop_s, then.ahead)
+    uneven_s = _uneven_wait_s([each / then.parts for each in make_s], loop_s, then.settings.ahead(then.stream))
     return max(0.0, each_s - loop_s, cpu_s - loop_s, uneven_s)
 
 
