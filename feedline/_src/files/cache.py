@@ -26,7 +26,7 @@ T = TypeVar("T")
 BLOCK_BYTES = 1 << 21  # larger blocks would delay the first shuffled batch on a slow link: each row costs a block
 AHEAD = 0.25  # the share of the cache for blocks that were fetched ahead and have not been read yet
 _LARGEST_SEGMENT_BYTES = 1 << 26
-_SEGMENTS = 32  # a segment takes at most 1/32 of the limit (or one block), since each is evicted whole
+_SEGMENTS = 32  # a segment takes at most 1/32 of the limit (or one block), since a segment is evicted as a whole
 _TRIES = 100  # before giving up, if another program keeps deleting the folder before a file is created in it
 _KEPT = 0.9  # an eviction leaves this share of the limit, so that not every stored block causes an eviction
 _STORED = 1 / 32  # after storing this share of the limit, a process measures all files: other processes store, too
@@ -67,10 +67,10 @@ class Cache:
         return os.path.join(self._folder, name[:2], name)
 
     def is_too_early(self, needed_bytes: int, ahead: int) -> bool:
-        """Whether it is too early to fetch `needed_bytes` for a batch, `ahead` batches after the current one.
+        """Whether it is too early to fetch `needed_bytes` for the batch that is `ahead` batches after the current.
 
-        It is too early if enough requests are in flight, or if the batches up to this one would fill more than a
-        quarter of the cache, so that their blocks could be evicted before they are read.
+        It is too early if enough requests are in flight. It is also too early if all batches up to that one would
+        fill more than a quarter of the cache: their blocks could be evicted before they are read.
         """
         return (ahead + 1) * needed_bytes > self.limit_bytes * AHEAD or fetcher().in_flight >= MOST
 
@@ -156,7 +156,7 @@ _caches: weakref.WeakValueDictionary[tuple[str, int | None], Cache] = weakref.We
 
 
 def cache_of(options: Store) -> Cache:
-    """The cache of a source. Sources with equal folder and limit share one, as each `Cache` measures all files."""
+    """Return the cache of a source. Sources with equal folder and limit share it, since it measures all files."""
     key = options.folder, options.cache_bytes
     return _caches.get(key) or _caches.setdefault(key, Cache(*key))
 

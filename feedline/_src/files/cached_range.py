@@ -71,11 +71,11 @@ class CacheFile(Descriptor):
 
     @property
     def is_intact(self) -> bool:
-        """Whether the file still has its id. If so, nobody has truncated it: what was read before is right."""
+        """Whether the file still has its id. If so, it was not truncated, and data read before is correct."""
         return self.id != b"" and self._read_id() == self.id
 
     def block(self, block: int) -> bytes | None:
-        """The data of a block; None if it is not stored. A wrong checksum gives None, and deletes the file."""
+        """Read a block. None: it is not stored, or its checksum is wrong. A wrong checksum also deletes the file."""
         entry = os.pread(self.descriptor, _ENTRY.size, self.size + _ENTRY.size * block)
         if entry[: len(_MARK)] != _MARK:
             return None
@@ -97,7 +97,7 @@ class CacheFile(Descriptor):
         self.verified[block] = True
 
     def delete(self) -> None:
-        """Delete the file, unless its path leads to another file by now."""
+        """Delete the file, unless another file is at its path by now."""
         with contextlib.suppress(OSError):
             if self.lies_at(self.path):
                 os.unlink(self.path)
@@ -115,16 +115,16 @@ class CachedRange:
         self.forget()
 
     def forget(self) -> None:
-        """Regard no block as verified any more.
+        """Mark all blocks as not verified.
 
-        `_verified` is the id of the file that was opened last, and the verified blocks of this file. The id is
-        needed because a thread may have a deleted file open while another thread opens the new file.
+        `_verified` holds the id of the file that was opened last, and this file's verified blocks. The id is needed
+        because a thread may have a deleted file open while another thread opens the new file.
         """
         self._verified = b"", np.zeros(len(self.blocks), bool)
 
     @property
     def verified(self) -> npt.NDArray[np.bool_]:
-        """bool[blocks]: the blocks that this process knows to be in the cache, without opening the file."""
+        """bool[blocks]: True for blocks that are known to be in the cache. Does not open the file."""
         if self._verified[0] and not os.path.exists(self.path):
             self.forget()
         return self._verified[1]
@@ -152,7 +152,7 @@ class CachedRange:
     def _create(self) -> CacheFile | None:
         """Create the cache file. None: another thread or process has just created it.
 
-        It appears at its path with its id: whoever opened it before would take it for damaged, or begin it again.
+        The file gets its id before it appears at its path, since a file without an id is deleted as damaged.
         """
         new = f"{self.path}.{secrets.token_hex(4)}"
         file = CacheFile(new, os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), self.size)
@@ -162,7 +162,7 @@ class CachedRange:
         except FileExistsError:
             return None
         except OSError as error:
-            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):  # of file systems without links
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):  # no hard links on this disk
                 raise
             os.rename(new, self.path)
         finally:
@@ -172,7 +172,7 @@ class CachedRange:
         return file
 
     def _recognized(self, file: CacheFile) -> CacheFile:
-        """Return `file`. If it is the file that was opened last, it keeps the blocks verified until now."""
+        """Return `file`. If it is the file that was opened last, its blocks verified before stay verified."""
         id, verified = self._verified
         if id == file.id:
             file.verified = verified
@@ -190,14 +190,14 @@ class CachedRange:
         return self._read(blocks, lambda file: file.read_rows(offsets, places, out))
 
     def _read(self, blocks: Indices, use: Callable[[CacheFile], T]) -> T:
-        """What `use` returns for the cache file with these blocks, which nobody has truncated meanwhile."""
+        """Return `use(file)` for the cache file with these blocks. Tries again if it was truncated meanwhile."""
         for _ in range(_TRIES):
             file = self.find()
             if file is not None and all(map(file.has, blocks.tolist())):
                 found = use(file)
                 if file.is_intact:
                     return found
-            del file  # before it is fetched again: a deleted file gives back its space once it is closed
+            del file  # close it before fetching again: a deleted file frees its space once it is closed
             self.fetch_all(blocks.tolist())
         raise self.unstable(_TRIES)
 
@@ -219,7 +219,7 @@ class CachedRange:
             self._cache.store(len(part), functools.partial(file.write_block, block, part))
 
     def whole(self, cancelled: threading.Event | None = None) -> OpenFile:
-        """The whole file of the object, which the range must cover. It is not evicted while the result is open.
+        """Return the object's whole file, which is not evicted while it is open. The range must cover the object.
 
         One process of the host fetches the file, and the others wait. FeedError: also if the cache has no room
         for it beside other locked files. FeedError or CancelledError: `cancelled` was set meanwhile.
@@ -229,7 +229,7 @@ class CachedRange:
             with self._cache.checked(), contextlib.suppress(FileNotFoundError):
                 whole = OpenFile(path)
                 fcntl.flock(whole.descriptor, fcntl.LOCK_SH)
-                whole.version = Version.of(whole.descriptor)  # `_make_whole` may have changed it until now
+                whole.version = Version.of(whole.descriptor)  # `_make_whole` may have changed the file before
                 if whole.is_at_its_path and whole.version[:2] == (self.size, _WHOLE_NS):
                     touch(whole.descriptor)
                     return whole
@@ -238,7 +238,7 @@ class CachedRange:
             try:
                 if not try_lock(file.descriptor):  # another process or thread fetches it
                     while not try_lock(file.descriptor, fcntl.LOCK_SH):
-                        fetcher().check_may_run()  # so that the end of the program does not wait, too
+                        fetcher().check_may_run()  # raises at exit, so that the exit does not wait, too
                         if cancelled is not None and cancelled.is_set():
                             raise concurrent.futures.CancelledError
                         time.sleep(_LOCK_POLL_S)
@@ -264,7 +264,7 @@ class CachedRange:
     # --- fetch ---
 
     def fetch(self, blocks: Iterable[int]) -> list[concurrent.futures.Future[None]]:
-        """Start fetching these ascending blocks, except blocks that this process knows to be in the cache.
+        """Start fetching these ascending blocks, except blocks that are known to be in the cache.
 
         Returns the requests, including earlier ones for blocks that are already in flight.
         """
@@ -276,7 +276,7 @@ class CachedRange:
         return list(dict.fromkeys(requests.values()))
 
     def fetch_all(self, blocks: Iterable[int], cancelled: threading.Event | None = None) -> None:
-        """Fetch these ascending blocks, and wait for them. FeedError: also if `cancelled` was set before."""
+        """Fetch these ascending blocks, and wait for them. FeedError: also if `cancelled` is already set."""
         requests = self.fetch(blocks)
         if cancelled is not None and cancelled.is_set():  # perhaps before these requests began
             self.cancel()
@@ -314,7 +314,7 @@ class CachedRange:
         return b"".join(parts) if is_there else None
 
     async def all(self) -> bytes:
-        """All bytes, from the cache if it has all of them; otherwise they are fetched, and stored in it."""
+        """Return all bytes, from the cache if it has all of them. Otherwise fetch and store them."""
         found = await asyncio.to_thread(self.read_all)
         if found is None:
             found = b"".join(await gathered(map(self._fetch, _requests(self.blocks))))
@@ -329,7 +329,7 @@ class CachedRange:
 
 
 def blocks_of(starts: Indices, stops: Indices) -> Indices:
-    """The numbers, ascending, of the blocks that hold bytes `starts[i]` to `stops[i]` for any i."""
+    """Return the ascending numbers of all blocks that overlap bytes `starts[i]` to `stops[i]` for any i."""
     starts, stops = starts[stops > starts], stops[stops > starts]
     first, last = starts // BLOCK_BYTES, (stops - 1) // BLOCK_BYTES
     longest = int((last - first).max(initial=0))

@@ -28,7 +28,7 @@ _SETTLED_S = 60.0
 """A date is precise to one second, and an object may be written twice in a second. But once its date is a minute
 old, no later version can have this date, even if the clocks of store and machine differ (RFC 7232, 2.2.2)."""
 _PROGRESS_BYTES = 1 << 18
-"""An answer must grow by this much within the patience: each of 64 requests that share 1 MB/s gets it in 17 s."""
+"""An answer must grow by this much within the patience. Even if 64 requests share 1 MB/s, this takes only 17 s."""
 _SHORTEST_S = 5.0
 """The least time for this progress. A shorter patience limits only how long errors may last."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
@@ -73,7 +73,7 @@ class TransientError(Exception):
     """A request failed, and may succeed if it is repeated. The message holds no address and no credentials.
 
     Attributes:
-      since: when the last progress was made, as time.monotonic() counts; None: just now.
+      since: the time.monotonic() of the last progress; None: now.
     """
 
     def __init__(self, reason: str, since: float | None = None) -> None:
@@ -88,9 +88,9 @@ class UnreachableError(TransientError):
 class Client:
     """Requests to one bucket or host. obstore takes credentials from the environment, files or the cloud instance.
 
-    A request is repeated after transient errors. It raises FileNotFoundError if there is no such object or bucket,
-    and a FeedError after any other failure. It also fails if transient errors last longer than `patience_s`, if an
-    answer neither grows by 256 KiB nor ends in this time, or if no connection is made for 10 s before any answer.
+    Requests are repeated after transient errors, for up to `patience_s`. An answer that neither grows by 256 KiB
+    nor ends in this time is a transient error, too. Before its first answer, a client gives up after 10 s without
+    a connection. Raises FileNotFoundError if there is no such object or bucket, FeedError for other failures.
     """
 
     def __init__(self, base: str, patience_s: float) -> None:
@@ -104,9 +104,9 @@ class Client:
         self._base, self._patience_s, self._hedging = base, patience_s, Hedging()
         self._warned = -math.inf
         self._path = str if Url(base, "").can_list else unquote  # addresses copied from a browser have %20
-        self._answered = False  # once True, trouble with the connection or the credentials is transient
+        self._answered = False  # once True, errors of the connection or the credentials are transient
         try:
-            # no retries by obstore: this class counts its own, and they stop when the interpreter exits
+            # no retries by obstore: those of this class are counted, and stop when the interpreter exits
             self._store = from_url(base, client_options=_CLIENT, retry_config={"max_retries": 0})
         except Exception as error:  # noqa: BLE001  obstore raises many types
             rule = "must be described by the environment of this process"
@@ -175,7 +175,7 @@ class Client:
                 yield await self._asked(key, anext(stream))
 
     async def _asked(self, key: str, request: Awaitable[T]) -> T:
-        """The answer to a request. Raises the errors of this class, or a TransientError."""
+        """Wait for the answer to a request. Raises the errors of `Client`, or a TransientError."""
         limit_s, began = max(self._patience_s, _SHORTEST_S), time.monotonic()
         try:
             async with asyncio.timeout(limit_s):
@@ -190,7 +190,7 @@ class Client:
         return found
 
     async def _patiently(self, key: str, request: Callable[[], Awaitable[T]]) -> T:
-        """The result of `request`, which is called again after transient errors, within the patience."""
+        """Call `request`, again after transient errors if the patience allows it, and return its result."""
         name, failing_since, pause = f"{self._base}/{key}", None, _FIRST_PAUSE_S
         while True:
             try:
@@ -205,7 +205,7 @@ class Client:
                     limit_s = min(limit_s, _UNREACHABLE_S)
                     rule, remedy = "be reachable when it is opened", _FIND
             if failing_s >= limit_s:
-                if not self._answered:  # one that answered has the right address, and stays patient
+                if not self._answered:  # an answer proves the address; a new client would give up after 10 s
                     self._replace()
                 raise FeedError(
                     f"a store must {rule}, and {name} failed for {failing_s:.0f} s, last with: {reason}; {remedy}",
@@ -228,7 +228,7 @@ class Client:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _meaning(self, error: Exception, key: str, began: float) -> Exception:
-        """The error to raise for an error of obstore in a request for `key` that began then."""
+        """Return the error to raise for obstore's `error`. The request for `key` began at the time `began`."""
         kind, text, reason = type(error).__name__, str(error), _reason(error)
         is_unreachable = "ConnectError(" in text or "kind: Connect" in text
         status = int(found[1]) if (found := _STATUS.search(text)) else 0
@@ -258,7 +258,7 @@ class Client:
         return (UnreachableError if is_unreachable and not self._answered else TransientError)(reason, began)
 
     def _replace(self) -> None:
-        """After a failure: the next requests get a new client, which reads a corrected environment."""
+        """Drop this client after a failure, so that the next request reads the corrected environment."""
         if clients.get(key := (self._base, self._patience_s)) is self:
             clients.pop(key, None)
 
@@ -307,7 +307,7 @@ def _version_in(meta: Any) -> Version:
 
 
 def _reason(error: Exception) -> str:
-    """What happened, in words without address and credentials; obstore's text may contain both."""
+    """Describe an error of obstore without the address and credentials that its text may contain."""
     text = str(error)
     if status := _STATUS.search(text):
         return f"{status[1]} {status[2]}"

@@ -19,7 +19,7 @@ from feedline._src.runtime.exit import check_may_read, close_at_exit
 K = TypeVar("K")
 T = TypeVar("T")
 AT_ONCE = 64
-"""The most requests in flight. Half as many of twice the size take the same memory, but get half the bytes/s."""
+"""The most requests in flight. Half as many of twice the size would take as much memory, for half the bytes/s."""
 REQUEST_BYTES = 1 << 22  # the largest request; each one in flight takes this much memory
 MOST = 2 * AT_ONCE  # once this many requests wait or are in flight, nothing more is fetched ahead
 
@@ -51,7 +51,7 @@ class Fetcher:
         self._thread: threading.Thread | None = None
         self._running: set[concurrent.futures.Future[Any]] = set()
         self.slots: asyncio.Semaphore
-        """Each request in flight holds one slot. Only the fetcher's thread uses the semaphore."""
+        """Each request in flight holds this semaphore. Only the fetcher's thread uses it."""
 
     def run(self, request: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the fetcher's thread."""
@@ -119,7 +119,7 @@ _this = Fetcher()
 
 
 def fetcher() -> Fetcher:
-    """The fetcher of this process: the same one for all threads, also if several ask at once."""
+    """Return the fetcher of this process."""
     return _this
 
 
@@ -130,7 +130,7 @@ def counted() -> dict[str, float] | None:
 
 
 def _forked() -> None:
-    """Refuse requests in a forked child if its parent made some: the child has none of their threads."""
+    """Refuse requests in a forked child if the parent made any: its threads do not survive the fork."""
     global _this
     used = _this._loop is not None or _this._forked
     _this = Fetcher()
@@ -164,10 +164,10 @@ def result_of(request: concurrent.futures.Future[T], name: object) -> T:
 
 
 class InFlight(Generic[K, T]):
-    """Requests in flight, by key of what they fetch. What several threads need is fetched once. Thread-safe."""
+    """Requests in flight, by key. Threads that need the same data share one request. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # reentrant: if a request is done already, adding the callback calls it
+        self._lock = threading.RLock()  # reentrant: adding a callback to a finished request calls it at once
         self._requests: dict[K, concurrent.futures.Future[T]] = {}
 
     def __contains__(self, key: K) -> bool:
@@ -176,13 +176,13 @@ class InFlight(Generic[K, T]):
     def start(
         self, keys: Sequence[K], begin: Callable[[list[K]], Iterable[tuple[list[K], Coroutine[Any, Any, T]]]]
     ) -> dict[K, concurrent.futures.Future[T]]:
-        """The requests for these keys. `begin` gets the keys that are not in flight yet, and returns pairs: some
-        of these keys, and a coroutine that fetches them, which is started here."""
+        """Return the request for each key, and start requests for keys that are not in flight. `begin` gets these
+        keys, and returns pairs: some of the keys, and the coroutine that fetches them."""
         if not keys:
             return {}
         fetcher().check_may_run()  # in a forked child, a thread of the parent may hold the lock
         with self._lock:
-            # one that has ended may be here until the fetcher's thread has called `_done`
+            # a finished request remains here until the fetcher's thread has called `_done`
             found = {key: each for key in keys if (each := self._requests.get(key)) and not each.done()}
             for some, coroutine in begin([key for key in dict.fromkeys(keys) if key not in found]):
                 request = fetcher().run(coroutine)

@@ -27,7 +27,7 @@ Indices = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 OPEN_FILES = 64
 _MERGED_BYTES, _MERGED_GAP_BYTES, _MERGED_PART_BYTES = 1 << 22, 1 << 12, 1 << 15
-"""Limits of a merged read, of its gaps and its parts. Merging saves system calls, but copies each part again."""
+"""The largest merged read, gap and part. Merging saves system calls, but copies each part once more."""
 
 
 class Version(NamedTuple):
@@ -45,7 +45,7 @@ class Version(NamedTuple):
 
     @classmethod
     def of(cls, file: str | int) -> Version:
-        """The present version of a local file, given by path or by an open descriptor. OSError: there is none."""
+        """The present version of a local file, given by path or by open descriptor. OSError: there is no file."""
         found = os.stat(file)
         return cls(found.st_size, found.st_mtime_ns, (found.st_dev, found.st_ino))
 
@@ -87,11 +87,11 @@ class File:
 
     Attributes:
       name: its path or address as the user gave it, for errors.
-      version: the version of which these are the bytes.
+      version: the version that is read.
       open_files: the open files of the source, in an LRU cache; also the open indices of these files.
 
     Args:
-      version: the expected one; None: the present one.
+      version: the expected version; None: the present one.
       opened: the `open_files` of the source; None: an LRU cache of its own.
       place: the absolute path, since a process may change its working directory; None: where `name` leads now.
 
@@ -154,8 +154,8 @@ class File:
         """All bytes as mapped memory, read-only. None for an object while the cache lacks some of its bytes.
 
         If another process truncates the mapped file, a read beyond its new end raises SIGBUS. The gather in C
-        survives that. Other code may read this memory only if it calls `check_open` first, and accepts the
-        danger that remains.
+        survives that. Other code must call `check_open` before it reads this memory, and accept the risk that the
+        file is truncated after this check.
         """
         if self._memory is None:
             try:
@@ -176,12 +176,12 @@ class File:
         return use(self.place)
 
     def open(self, sequential: bool = False) -> BinaryIO:
-        """A file object of the bytes, for one thread. `sequential`: fetch an object ahead of the reader."""
+        """Open the bytes as a file object for one thread. `sequential`: fetch an object ahead of the reads."""
         opened = OpenFile(self.place, self.version)
         return os.fdopen(os.dup(opened.descriptor), "rb")
 
     def samples(self, ranges: list[tuple[int, int]]) -> list[bytes]:
-        """The bytes of each (offset, length), for headers and digests. A large object is not fetched whole."""
+        """Read each (offset, length), for headers and digests. A large object is not fetched whole."""
         return self.start_samples(ranges)()
 
     def start_samples(self, ranges: list[tuple[int, int]]) -> Callable[[], list[bytes]]:
@@ -194,7 +194,7 @@ class File:
         return read
 
     def places_beside(self, suffix: str) -> list[str]:
-        """Paths for a file that is derived once from this one, the best path first. Each may be unwritable.
+        """Return paths for a file that is derived from this one, the best path first. Each may be unwritable.
         A path beside this file has a hidden name, so that globs and folders of files leave it out.
         """
         folder, name = os.path.split(self.place)
@@ -202,12 +202,12 @@ class File:
         return [beside, place_in(Store().folder, os.path.abspath(self.place), suffix)]
 
     def check(self) -> None:
-        """Raise a FeedError if its path now leads to another version. For an object, fetching checks this."""
+        """Raise a FeedError if another version is at the path now. For an object, fetching checks the version."""
         self.version.check(self.place)
 
     def check_open(self) -> None:
-        """Raise a FeedError if the file was written to or truncated. If another file has replaced it, that is no
-        error: the old one is still open or mapped."""
+        """Raise a FeedError if the file was written to or truncated. A replacement by another file is no error:
+        the old file is still open or mapped."""
         with contextlib.suppress(OSError):
             now = Version.of(self.place)
             if now.inode == self.version.inode:
@@ -215,7 +215,7 @@ class File:
 
 
 def digests_of(files: Sequence[File]) -> list[list[Any]]:
-    """For each file, JSON values that identify its contents, whatever its path: its size and a digest of samples.
+    """Return JSON values that identify each file's contents: its size and a digest of samples. No path counts.
 
     The samples of all objects are fetched at once.
     """
@@ -224,12 +224,12 @@ def digests_of(files: Sequence[File]) -> list[list[Any]]:
 
 
 def place_in(folder: str, name: str, suffix: str) -> str:
-    """The path, in a cache folder, of a file that is derived once from the file or object `name`."""
+    """Return a path in a cache folder for a file that is derived from the file or object `name`."""
     return os.path.join(folder, "index", f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:32]}{suffix}")
 
 
 def absolute(path: str) -> str:
-    """The absolute path. It keeps "..", since `link/..` is the parent of the folder to which the link leads."""
+    """Make a path absolute. Keeps "..", since `link/..` is the parent of the folder to which the link leads."""
     return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
 
 
@@ -311,7 +311,7 @@ class OpenFile(Descriptor):
 
 
 def _bounds_of_runs(starts: Indices, ends: Indices) -> list[int]:
-    """Where to split ascending parts into runs, each read at once: numbers from 0 to the number of parts."""
+    """Split ascending parts into runs that are read at once. Returns the bounds, from 0 to the number of parts."""
     gaps = starts[1:] - np.maximum.accumulate(ends)[:-1]
     windows, are_small = starts // _MERGED_BYTES, ends - starts <= _MERGED_PART_BYTES
     are_merged = (gaps <= _MERGED_GAP_BYTES) & (np.diff(windows) == 0) & are_small[1:] & are_small[:-1]
@@ -330,7 +330,7 @@ Value = TypeVar("Value", bound=Any)
 
 
 class LruCache(Generic[Value]):
-    """Keeps the most recently used values: their `nbytes` sum up to at most `limit_bytes`, or only one is kept.
+    """Keeps the most recently used values, up to `limit_bytes` in all (by their `nbytes`), but at least one.
 
     Thread-safe: if several threads ask for the same key at the same time, its value is read once.
 
@@ -350,11 +350,11 @@ class LruCache(Generic[Value]):
         holds the value. Guarded by _lock."""
         self._bytes = 0
         """The size of all values in _entries. Guarded by _lock."""
-        self._process = os.getpid()  # last: after a fork, another thread that reads it takes the new lock
+        self._process = os.getpid()  # last: a thread that sees the new number also finds the new lock
 
     def get(self, key: Hashable, read: Callable[[], Value]) -> Value:
-        """The cached value of `key`, or else what `read` returns. An exception of `read` is not cached."""
-        if self._process != os.getpid():  # a fork: threads that the parent has, and not the child, may hold locks
+        """Return the cached value of `key`, or else the result of `read`. Exceptions of `read` are not cached."""
+        if self._process != os.getpid():  # after a fork: threads that only the parent has may hold locks
             LruCache.__init__(self, self._limit_bytes)
         with self._lock:
             entry = self._entries[key] = self._entries.pop(key) if key in self._entries else (threading.Lock(), [])
@@ -389,7 +389,7 @@ class LruCache(Generic[Value]):
 def opening(path: Path) -> Iterator[BinaryIO]:
     """Open the file at `path` for the length of a `with` block.
 
-    FileNotFoundError: there is no file. Other OSErrors name the file, even those of the block. ValueError: it is a
+    FileNotFoundError: there is no file. Other OSErrors, also of the block, name the file. ValueError: it is a
     folder, or not a regular file (opening a pipe would wait for its writer). FeedError: too many files are open.
     """
     try:

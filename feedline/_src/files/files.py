@@ -25,12 +25,12 @@ class Files(Sequence[File]):
     """Files by their numbers, each of one version. Thread-safe and picklable.
 
     Attributes:
-      open_files: the local files that were read last, still open. Open indices of files count towards its limit.
+      open_files: an LRU cache of open local files. Open indices of files count towards its limit.
       selected: int64[k]: for each row of the source, its row in the files; None: row i is row i of the files.
 
     Args:
       paths: paths of local files, and addresses of objects; the versions of all objects are requested at once.
-      versions: the expected ones; None: the present ones.
+      versions: the expected versions; None: the present ones.
       places: the absolute paths of local files, None for objects; None: where the paths lead now.
 
     Raises:
@@ -83,14 +83,14 @@ class Files(Sequence[File]):
         return self._files[number]
 
     def opened(self, number: int, open_file: Callable[[File], T]) -> T:
-        """What `open_file` returns for a file. If the file changed, a FeedError replaces any other error."""
+        """Return the result of `open_file` for a file. If the file changed, a FeedError replaces other errors."""
         try:
             return open_file(self._files[number])
         finally:
             self._files[number].check()
 
     def samples(self, ranges: Sequence[Sequence[tuple[int, int]]]) -> list[list[bytes]]:
-        """For each file, `File.samples` of its ranges. The samples of all objects are fetched at once."""
+        """Return `File.samples` of each file, for its ranges. The samples of all objects are fetched at once."""
         finish = [file.start_samples(list(some)) for file, some in zip(self._files, ranges, strict=True)]
         return [samples() for samples in finish]
 

@@ -1,4 +1,4 @@
-"""Folders: many files, listed or given by name, each of which is read whole. Also globs in stores."""
+"""Folders of files that are read whole. Also listings and globs, on local disk and in stores."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class Folder:
     Attributes:
       name: its path or address, for errors; "" if the names are whole paths.
       place: its absolute path, or its address.
-      can_list: whether `folders` can list its folders; those on a web server cannot be listed.
-      names: the names of listed files, relative to the folder. Methods take a number in this list, or any name.
+      can_list: whether `folders` works; a web server does not list folders.
+      names: the names of listed files, relative to the folder. Methods accept an index of this list, or any name.
       versions: the versions of files that were read by their names; None for a name without a file.
     """
 
@@ -106,7 +106,7 @@ class Folder:
         return os.path.join(self.place, self._name(file))
 
     def read(self, files: Sequence[Name]) -> list[bytes | None]:
-        """The bytes of each file; None: there is no such file. A store gets all requests at once.
+        """Read each file whole; None: there is no such file. In a store, all files are requested at once.
 
         FeedError: a listed file is missing; a file was changed; a store cannot be read; too many files are open.
         RowError: a local file cannot be read.
@@ -145,8 +145,7 @@ class Folder:
     def check(self, files: Sequence[str]) -> None:
         """Raise a FeedError if any of these files has another version than when it was read. Asks the store.
 
-        If a file is missing, also check one that must exist: perhaps the whole bucket is gone, and the missing
-        file did exist.
+        A file also seems missing if its bucket is gone. So if a file is missing, check one that must exist, too.
         """
         for file in files:
             self.versions[file].check(self._place_of(file))
@@ -157,7 +156,7 @@ class Folder:
             return sorted(entry.name for entry in entries if entry.is_dir())
 
     def digests(self, files: Sequence[int]) -> list[list[Any]]:
-        """For each listed file, JSON values that identify its contents. See `digests_of`."""
+        """Return the digests of listed files. See `digests_of`."""
         return digests_of(list(map(self._file, files)))
 
     def _file(self, file: int) -> File:
@@ -259,7 +258,7 @@ class RemoteFolder(Folder):
 
 
 def folder_at(address: str, store: Store | None = None, versions: Mapping[str, Any] | None = None) -> Folder:
-    """A folder whose files are read by their names.
+    """Open a folder whose files are read by name.
 
     Args:
       versions: the versions that another process found, which the files must have.
@@ -272,10 +271,10 @@ def folder_at(address: str, store: Store | None = None, versions: Mapping[str, A
 
 
 def listed_folder(address: str, store: Store | None = None) -> Folder:
-    """A folder with the names of its files at any depth (see `_files_below`), sorted by the parts of their paths.
+    """List the files of a folder at any depth (see `_files_below`), sorted by the parts of their paths.
 
-    Hidden files and folders are left out. In a store, the empty objects that some programs write to represent
-    folders are left out, too. ValueError: a link to nothing, or a web server, which does not list files.
+    Hidden files and folders are left out. In a store, empty objects that represent folders are left out, too: some
+    programs write them. ValueError: a link to nothing, or a web server, which does not list files.
     """
     if not is_url(address):
         return Folder(address, Names(list(_files_below(os.fsencode(address), b"", 0))), {})
@@ -293,7 +292,7 @@ def listed_folder(address: str, store: Store | None = None) -> Folder:
 
 
 def folder_of(files: Sequence[str] | Sequence[Listed], store: Store | None = None) -> Folder:
-    """The deepest folder that holds these files (local paths, or objects that a store listed), in this order."""
+    """Return the deepest folder that contains these local files or listed objects. Keeps their order."""
     keys = [file.url.key if isinstance(file, Listed) else file for file in files]
     common = os.path.commonpath([os.path.dirname(key) for key in keys]) if keys else ""
     listed = [file for file in files if isinstance(file, Listed)]
@@ -312,7 +311,7 @@ def _of_listed(files: Sequence[Listed], url: Url, store: Store | None) -> Folder
 
 
 def _files_below(folder: bytes, prefix: bytes, depth: int) -> Iterable[bytes]:
-    """Names of visible files. Deeper than two levels (refused by `open_folder`), only the first of each folder."""
+    """Yield visible files. Of folders below two levels, which `open_folder` refuses, only the first file."""
     with os.scandir(os.path.join(folder, prefix)) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             name = prefix + entry.name
@@ -353,7 +352,7 @@ def matches(url: str, options: Store) -> list[Listed] | None:
 
 
 def local_matches(name: str) -> list[str]:
-    """The local files that a name or a glob stands for."""
+    """Return the local files that match a path or a glob."""
     if not name:
         raise ValueError("a path must name a file or a folder, got an empty one; the working directory is '.'")
     scheme, separator, _ = name.partition("://")

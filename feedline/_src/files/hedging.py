@@ -19,14 +19,14 @@ _SHORTEST_S = 0.02
 
 
 class Hedging:
-    """Sends slow requests twice. Keeps how long requests took, by size. For the fetcher's thread only."""
+    """Sends slow requests twice. Records the durations of requests, by size. For the fetcher's thread only."""
 
     def __init__(self) -> None:
         self._durations: dict[int, collections.deque[float]] = {}
 
     async def first(self, size: int, request: Callable[[], Awaitable[T]]) -> T:
-        """The first result of `request`, which is sent a second time if it takes over 1.5 × the 95th percentile
-        of earlier requests of its size. If both fail, raises the error of the one that failed last.
+        """Send `request`, and send it again if it takes over 1.5 × the 95th percentile of earlier requests of its
+        size. Returns the first result. If both fail, raises the later error.
         """
         tasks = [asyncio.ensure_future(self._timed(size, request))]
         try:

@@ -96,7 +96,7 @@ class RemoteFile(File):
         return [request for segment, some in self._by_segment(blocks) for request in segment.fetch(some)]
 
     def _by_segment(self, blocks: Indices) -> Iterator[tuple[CachedRange, list[int]]]:
-        """Each segment that holds some of these ascending blocks, and their numbers within the segment."""
+        """Yield each segment that has some of these ascending blocks, and the blocks' numbers in the segment."""
         each = self._step // BLOCK_BYTES
         for number, some in itertools.groupby(blocks.tolist(), lambda block: block // each):
             yield self._segments[number], [block - number * each for block in some]
@@ -186,7 +186,7 @@ class RemoteFile(File):
         raise self._bytes.unstable(_WHOLE_TRIES)
 
     def whole(self, cancelled: threading.Event | None = None) -> OpenFile:
-        """The whole file of the object, which is fetched unless the cache has it, or `cancelled` is set."""
+        """Return the whole file of the object, and fetch it if necessary. `cancelled`: see `CachedRange.whole`."""
         whole = self._whole
         if whole is None or not whole.is_at_its_path:
             whole = self._whole = self._bytes.whole(cancelled)
@@ -214,11 +214,11 @@ def fetch_whole(files: Sequence[RemoteFile]) -> None:
             file.close()
         raise
     finally:
-        threads.shutdown(wait=False)  # after Ctrl-C, one may still wait for a process that fetches the same file
+        threads.shutdown(wait=False)  # after Ctrl-C, a thread may wait for a process that fetches its file
 
 
 def open_objects(urls: Sequence[str], options: Store) -> dict[str, RemoteFile]:
-    """Objects with their present versions, all requested at once: one by one, each would cost a round trip."""
+    """Open objects in their present versions. All versions are requested at once, to save round trips."""
     cache_of(options)  # raises its errors before any request
     parsed = [Url.parse(url) for url in urls]
     requests = (client_of(url.base, options.patience_s).version(url.key) for url in parsed)

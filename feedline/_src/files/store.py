@@ -25,10 +25,10 @@ class Store:
         processes and jobs may share it.
       cache_bytes: the size limit of the cache; None: half of the sum of the free space and the cache's present
         size. The least recently used files of the cache are evicted first.
-      patience_s: how long a store may fail before that is an error. Until then, requests are repeated. A request
-        also fails if, within this time (at least 5 s), it neither receives 256 KiB more nor ends. A store that
-        was never reached is an error after 10 s. A feed itself stops waiting after
-        `Reading(stall_error_s=300)`; to wait for longer, raise both.
+      patience_s: how long failed requests are repeated before an error is raised. A request also fails if, within
+        this time (at least 5 s), it neither receives 256 KiB more nor ends. If a store was never reached, an error
+        is raised after 10 s. A feed itself stops waiting after `Reading(stall_error_s=300)`; to wait for longer,
+        raise both.
 
     Example:
       >>> Store(cache="/local/cache", cache_bytes=200 << 30).patience_s

@@ -62,7 +62,7 @@ FORMAT = Format(
 class Reader:
     """An ArrayRecord file. Thread-safe. After `close`, the next read opens the file again.
 
-    The library closes a file once nothing refers to its reader: another thread may still read it.
+    `close` only drops the reference to the library's reader, since another thread may still use it.
     """
 
     def __init__(self, file: File) -> None:
@@ -88,12 +88,12 @@ class Reader:
         self._opened = None
 
     def _open(self, path: str) -> Any:
-        """The reader of `path`. A file that was fetched again is opened again: `path` is then a new str object."""
+        """Return the reader of `path`. A new str object means that the file was fetched again: open it again."""
         opened = self._opened
         if opened is not None and opened[0] is path:
             return opened[1]
         with opening(Path(path)):
-            pass  # unlike the library's errors, those of `opening` say what to do
+            pass  # raises errors that say what to do, unlike the library's
         remedy = "write it again with ArrayRecordWriter(path, 'group_size:1')"
         with naming_file(self._file.name, "an ArrayRecord file", remedy):
             try:

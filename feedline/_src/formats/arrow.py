@@ -1,4 +1,4 @@
-"""Arrow IPC (Feather) files and streams; also converts columns to NumPy arrays for all formats that pyarrow reads.
+"""Arrow IPC (Feather) files and streams. Parquet and CSV also use the conversion of pyarrow's columns to NumPy.
 
 Uncompressed files on a local disk are mapped. From other files, pyarrow decodes one record batch at a time.
 """
@@ -65,9 +65,9 @@ def leaf_of(kind: Any) -> Leaf | None:
 
 
 def column_of(array: Any) -> Column:
-    """A validated `pyarrow.Array`, of a type for which `leaf_of` is not None, as views of its buffers.
+    """Convert a `pyarrow.Array` to views of its buffers. Booleans and nulls are unpacked from bits.
 
-    Booleans and nulls are unpacked from bits.
+    The array must be validated, and `leaf_of` must return a leaf for its type.
     """
     kind, count = array.type, len(array)
     leaf: Any = leaf_of(kind)
@@ -123,7 +123,7 @@ def _remedy(kind: Any) -> str:
 
 
 def spec_of(schema: Any, options: OpenOptions, path: str) -> dict[str, Leaf]:
-    """The leaf of each of the chosen columns, in the order of the columns."""
+    """Return the leaf of each chosen column, in the order of the columns."""
     try:
         names: list[str] = schema.names
     except UnicodeDecodeError as error:
@@ -158,10 +158,10 @@ def spec_of(schema: Any, options: OpenOptions, path: str) -> dict[str, Leaf]:
 
 @contextlib.contextmanager
 def readable(file: File, sequential: bool = False) -> Iterator[Any]:
-    """The `pyarrow.NativeFile` of a file. Arguments are those of `File.open`."""
+    """Open a file as a `pyarrow.NativeFile`. Arguments: see `File.open`."""
     if not file.in_store:
         file.check()
-        # not a PythonFile: Arrow's threads may free it, and taking the GIL for that aborts a process that ends
+        # not a PythonFile: Arrow's threads may free it, which takes the GIL, and aborts a process that is exiting
         with pyarrow.OSFile(file.place) as opened:
             yield opened
         return
@@ -198,7 +198,7 @@ def _mapped(file: File, spec: dict[str, Leaf], is_stream: bool) -> Grouped | Non
         batches.append({name: column_of(batch.column(name)) for name in names})
 
     def in_file(values: Array) -> FileArray | Array:
-        """Views of the mapped file, as a `FileArray`; others, such as booleans unpacked from bits, unchanged."""
+        """Turn a view of the mapped file into a `FileArray`; leave other arrays, such as unpacked booleans."""
         offset = values.ctypes.data - memory.address
         return FileArray.of(file, values.dtype, values.shape, offset) if 0 <= offset < memory.size else values
 
@@ -218,7 +218,7 @@ def _mapped(file: File, spec: dict[str, Leaf], is_stream: bool) -> Grouped | Non
 
 
 def _batches_of(source: Any, is_stream: bool) -> Iterator[Any]:
-    """The record batches of a `pyarrow.NativeFile`, not validated yet."""
+    """Yield the record batches of a `pyarrow.NativeFile`, not yet validated."""
     if is_stream:  # datasets.save_to_disk writes streams
         yield from ipc.open_stream(source)
         _check_end(source)
@@ -228,7 +228,7 @@ def _batches_of(source: Any, is_stream: bool) -> Iterator[Any]:
 
 
 def _check_end(source: Any) -> None:
-    """Raise ValueError for a stream that was truncated between two record batches, which pyarrow accepts."""
+    """Raise ValueError if a stream was truncated between two record batches: pyarrow accepts such a stream."""
     end = source.tell()
     source.seek(max(0, end - len(END_OF_STREAM)))
     if end != source.size() or source.read() != END_OF_STREAM:
@@ -236,7 +236,7 @@ def _check_end(source: Any) -> None:
 
 
 def _decoded(file: File, spec: dict[str, Leaf], schema: Any, is_stream: bool) -> Grouped:
-    """Record batches that are read, not mapped, so that a failing disk causes an error instead of a SIGBUS."""
+    """Read record batches without mapping the file, so that a failing disk causes an error instead of a SIGBUS."""
     names = sorted(spec)
     ends = _ends_in_stream(file) if is_stream else _ends_in_file(file)
     head = file.read(np.array([0]), np.array([ends[0]]))[0] if is_stream else b""  # schema and dictionaries
@@ -245,7 +245,7 @@ def _decoded(file: File, spec: dict[str, Leaf], schema: Any, is_stream: bool) ->
         return ends[group], ends[group + 1] - ends[group]
 
     def batch_of(group: int, name: str) -> Any:
-        """A record batch with only one of its columns."""
+        """Read a record batch with only this column."""
         only = ipc.IpcReadOptions(included_fields=[schema.get_field_index(name)], use_threads=False)
         if is_stream:
             offset, length = np.array([extent(group)]).T
@@ -272,14 +272,14 @@ def _decoded(file: File, spec: dict[str, Leaf], schema: Any, is_stream: bool) ->
 
 
 def _ends_in_file(file: File) -> list[int]:
-    """Roughly where each record batch begins and ends, as if all had one length: pyarrow does not report it."""
+    """Estimate the bounds of the record batches, as if all had one length: pyarrow does not report the bounds."""
     with readable(file) as source:
         count = ipc.open_file(source).num_record_batches
     return [file.size * number // max(1, count) for number in range(count + 1)]
 
 
 def _ends_in_stream(file: File) -> list[int]:
-    """Where the first record batch begins, and where each one ends. Reads the whole stream: it has no index."""
+    """Return the start of the first record batch and the end of each. Reads the whole stream: it has no index."""
     ends = [0]
     with readable(file, sequential=True) as source:
         messages = ipc.MessageReader.open_stream(source)

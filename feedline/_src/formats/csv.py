@@ -1,4 +1,4 @@
-"""CSV files, read into memory when they are opened: only a read of the whole file tells where its rows lie."""
+"""CSV files. They are read into memory when they are opened, because only a complete scan locates their rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ csv: Any = Library("pyarrow.csv", "arrow")
 
 
 def open_file(file: File, options: OpenOptions) -> Grouped:
-    """The rows of a file, as one group in memory. Its first line has the names of the columns."""
+    """Read the rows of a file into memory, as one group. The first line has the names of the columns."""
     _check_size("bytes of text", file.size, options, file.name)
     data = file.read(np.array([0]), np.array([file.size]))[0]
     table = _table(data, file.name)
@@ -58,7 +58,7 @@ FORMAT = Format(
 
 
 def _table(data: bytes, path: str) -> Any:
-    """The `pyarrow.Table` of a file with these bytes."""
+    """Parse the bytes of a file into a `pyarrow.Table`."""
     nulls = [text for text in csv.ConvertOptions().null_values if text.lstrip("-").lower() != "nan"]  # not NaN
     delimiter = "\t" if suffix_of(path) == ".tsv" else ","
     with naming_file(path, "a CSV file", "correct the line, or write it again as UTF-8"):
@@ -68,7 +68,7 @@ def _table(data: bytes, path: str) -> Any:
             parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             convert_options=csv.ConvertOptions(null_values=nulls),
         )
-        _ = table.column_names  # decodes the names, so an error in them names the file
+        _ = table.column_names  # decodes the names here, so that an error names the file
         return table
 
 

@@ -1,8 +1,8 @@
-"""HDF5 files, read by h5py: numbers as columns, bytes and text as encoded rows.
+"""HDF5 files, read by h5py: numbers in groups of rows, bytes and text row by row.
 
 HDF5 serves one thread of a process at a time; only worker processes read in parallel. A file is opened for each
 read: a process that kept it open could not write to it, and each worker process needs a handle of its own. An
-object in a store is fetched whole. On a local disk, files of contiguous datasets are mapped, without HDF5.
+object in a store is fetched whole. Local files of contiguous datasets are mapped, without HDF5.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _lock = threading.RLock()
 
 @functools.cache
 def _h5py() -> Any:
-    """The library h5py, after registering hooks for forks and for the exit.
+    """Import h5py, and register hooks for forks and for the exit.
 
-    A thread that reads acquires `_lock` and then h5py's lock, so a fork must do this in the same order. The newest
-    hook is called first, so ours are registered after h5py's. It is harmless if two threads register them twice.
+    A read acquires `_lock` and then h5py's lock, so a fork must acquire both in this order. Python calls the
+    newest hook first, so ours are registered after h5py's. If two threads register them twice, no harm is done.
     """
     h5py = require("h5py", "hdf5")
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
@@ -64,7 +64,7 @@ def _h5py() -> Any:
 
 
 def _end_reads() -> None:
-    """Wait for the read in progress, and let no other begin.
+    """Prevent further reads, and wait for the read in progress.
 
     The interpreter ends daemon threads. A thread ended inside HDF5 would keep h5py's own lock, and the exit would
     wait for this lock. So if the read does not end, the process exits at once. Its status is 1, since an exit hook
@@ -90,10 +90,10 @@ class _Leaf:
 
     Attributes:
       dataset: its path in the file, which begins with "/".
-      fields: the names that lead to the field, outermost first.
+      fields: the names that lead to the field, outermost first; empty for a whole dataset.
       row: the `Leaf` of one row.
       rows, height: the number of rows, and how many of them are read at once.
-      mapped: the elements of the dataset, if they lie in the file in a form that NumPy can use; else None.
+      mapped: the elements of the dataset, if they are contiguous in the file and have a NumPy dtype; else None.
     """
 
     dataset: str
@@ -108,12 +108,12 @@ class _Leaf:
         return "/".join([self.dataset.strip("/"), *self.fields])
 
     def field_of(self, elements: Any) -> Any:
-        """The leaf's values in some `elements` of its dataset, which are in memory or in the file."""
+        """Return the leaf's field of `elements` of its dataset, in memory or in the file."""
         return functools.reduce(lambda inner, name: inner[name], self.fields, elements)
 
 
 def open_hdf5(file: File, options: OpenOptions) -> Grouped:
-    """The datasets of a file: mapped; in groups, such as the rows of a chunk; or, if any has bytes, row by row."""
+    """Describe the datasets of a file: mapped, in groups of rows, or, if any of them has bytes, row by row."""
     tree: dict[str, Any] = {}
     for leaf in _leaves_of_file(file, options):
         *outer, last = leaf.path.split("/")
@@ -161,7 +161,7 @@ def _used(file: File, use: Callable[[Any], T]) -> T:
         with _lock:
             check_may_read()
             for other in h5py.h5f.get_obj_ids(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE):
-                is_written = other.get_intent() != h5py.h5f.ACC_RDONLY  # first, since `realpath` calls the system
+                is_written = other.get_intent() != h5py.h5f.ACC_RDONLY  # first: `realpath` makes system calls
                 if is_written and os.path.realpath(os.fsdecode(other.name)) == os.path.realpath(path):
                     # HDF5 would give us the writer's view of the file, parts of which may not be on disk yet
                     raise ValueError("it is already open for writing in this process")
@@ -174,7 +174,7 @@ def _used(file: File, use: Callable[[Any], T]) -> T:
 def _read_from(opened: Any, leaf: _Leaf, rows: Any) -> Array:
     try:
         return np.ascontiguousarray(leaf.field_of(opened[leaf.dataset][rows]))
-    except (OSError, RuntimeError, KeyError) as error:  # HDF5 raises these for damage
+    except (OSError, RuntimeError, KeyError) as error:  # HDF5 raises these for damaged files
         raise ValueError(f"{leaf.dataset}: {error}; {_DAMAGED}") from error
 
 
@@ -186,7 +186,7 @@ class _RefusedError(ValueError):
 
 
 def _leaves_of_file(file: File, options: OpenOptions) -> list[_Leaf]:
-    """The chosen leaves of a file, which have the same number of rows."""
+    """Return the chosen leaves of a file. Raises ValueError if their numbers of rows differ."""
     try:
         leaves, names = _used(file, lambda opened: _chosen(opened, file, options))
     except (FeedError, _RefusedError):
@@ -255,10 +255,10 @@ def _leaves_at(opened: Any, path: str, link: Any, file: File) -> list[_Leaf]:
     check_memory(file.name, f"rows of {dataset.name} that are read at once", needed)
     if chunk:
         _check_chunks(dataset, {number for number, *_ in filters}, file.size)
-    mapped, offset = None, dataset.id.get_offset()  # None: it is not contiguous, or was never written
+    mapped, offset = None, dataset.id.get_offset()  # offset None: it is not contiguous, or was never written
     is_native = not elements.hasobject and h5py.h5t.py_create(elements, logical=True) == dataset.id.get_type()
     if offset is not None and is_native:
-        mapped = FileArray.of(file, elements, dataset.shape, offset)  # ValueError if it leads out of the file
+        mapped = FileArray.of(file, elements, dataset.shape, offset)  # ValueError: it would end beyond the file
 
     def leaves(dtype: np.dtype[Any], *fields: str) -> list[_Leaf]:
         if dtype.names is not None:

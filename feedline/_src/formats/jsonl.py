@@ -1,7 +1,7 @@
 """JSON lines: files whose lines are JSON objects. Numbers become arrays, and text becomes bytes.
 
-The first line determines the fields, and what each holds: text, or numbers of one shape. A field with integers in
-this line is float64 if it has a fraction in the first 64 KiB. Additional fields of other lines are not read.
+The first line determines the fields, and whether each holds text or numbers of one shape. Integers in this line
+become float64 if the field has a fraction in the first 64 KiB. Fields that the first line lacks are ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from feedline._src.rows.shards import Indices
 
 Array = npt.NDArray[Any]
 _START_BYTES = 1 << 16
-"""How many bytes are read to learn the fields."""
+"""The number of bytes from which the fields are determined."""
 _BLANK = b" \t\r\n\xef\xbb\xbf"
 """The bytes of blank lines: white space of JSON, and byte order marks."""
 _NEWLINE_CRC = zlib.crc32(b"\n")
@@ -47,7 +47,7 @@ def scan(file: File) -> Scan:
 
 
 def open_first(first: File, options: OpenOptions) -> Callable[..., Grouped]:
-    """The function that opens each file of a source. All lines must have the fields of the first file."""
+    """Return the function that opens each file of a source. All lines must have the fields of the first line."""
     lines = _first_lines(first)
     spec = _spec_of(lines, options.chosen(list(lines[0]), first.name), first.name)
     return functools.partial(_open, spec)
@@ -69,7 +69,7 @@ def _open(spec: dict[str, Leaf], file: File, options: OpenOptions) -> Grouped:
 
 
 def _first_lines(file: File) -> list[dict[str, Any]]:
-    """The objects of a file's first lines. Later lines that are not objects are bad rows, skipped here."""
+    """Parse the first lines of a file. All but the very first may be bad rows, which are skipped."""
     with file.open() as opened:
         lines = [line for line in opened.readlines(_START_BYTES) if line.strip(_BLANK)]
     if not lines:
@@ -87,7 +87,7 @@ def _first_lines(file: File) -> list[dict[str, Any]]:
 
 
 def _object(line: bytes) -> dict[str, Any]:
-    """The JSON object of a line. Raises ValueError if the line is not a JSON object."""
+    """Parse a line. Raises ValueError if it is not a JSON object with fields."""
     try:
         found = json.loads(line.decode("utf-8-sig"))
         if not isinstance(found, dict) or not found:
@@ -115,7 +115,7 @@ def _spec_of(lines: Sequence[dict[str, Any]], columns: Sequence[str], path: str)
 
 
 def _leaf_of(values: Sequence[Any]) -> Leaf | None:
-    """The leaf of a column with these values, by the type of the first; None if it is neither text nor numbers."""
+    """Return the leaf of a column with these values; None if the first value is neither text nor numbers."""
     if not values:
         return None
     if isinstance(values[0], str):
@@ -153,9 +153,9 @@ def _column(lines: Sequence[dict[str, Any]], name: str, leaf: Leaf) -> Any:
 
 
 def _fitting(values: Sequence[Any], leaf: jax.ShapeDtypeStruct) -> Array | None:
-    """JSON values as an array for the leaf; None if a value has another shape, or the leaf's dtype cannot hold it.
+    """Convert JSON values to an array of the leaf's dtype; None if a value has another shape, or does not fit.
 
-    NumPy makes uint64 or objects of integers beyond int64. Only a float64 field accepts these.
+    NumPy converts integers beyond int64 to uint64 or objects, which only a float64 field accepts.
     """
     try:
         found = np.asarray(values)

@@ -26,7 +26,7 @@ from feedline._src.runtime.exit import check_may_read
 
 T = TypeVar("T")
 _DATA, _OTHER = "data.mdb", "lock.mdb"
-"""The files in a folder that LMDB writes by default."""
+"""The files in the folder that LMDB writes by default."""
 _CHECKED_KEYS = 100
 """How many of the first keys are checked, since a key may be the name of a database. Each check costs some µs."""
 _lock = threading.Lock()
@@ -41,7 +41,7 @@ def open_lmdb(file: File, options: OpenOptions) -> Grouped:
     def keys_of(env: Any, entries: Any) -> list[bytes]:
         found = list(entries.cursor().iternext(values=False))
         for key in [key for key in found[:_CHECKED_KEYS] if b"\0" not in key]:  # LMDB allows no NUL in names
-            with contextlib.suppress(lmdb.IncompatibleError):  # raised for a plain entry: only `open_db` can tell
+            with contextlib.suppress(lmdb.IncompatibleError):  # for a plain entry: there is no other test
                 env.open_db(key, entries, create=False)
                 raise ValueError(
                     f"the entries of an LMDB file must lie in its unnamed database, and {file.name} has a "
@@ -65,7 +65,7 @@ def open_lmdb(file: File, options: OpenOptions) -> Grouped:
 
 
 def _files(paths: Sequence[str], store: Store | None) -> Files:
-    """The files; for a folder, its data file. Lock files, which a glob may match, are left out."""
+    """Open the files; of a folder, its data file. Skip lock files, which a glob may match."""
     data = [path for path in paths if os.path.basename(path) != _OTHER] or paths
     folders = [not is_url(path) and os.path.isdir(path) for path in data]
     return Files([os.path.join(path, _DATA) if f else path for path, f in zip(data, folders, strict=True)], store)

@@ -26,10 +26,10 @@ _DTYPES = (np.uint8, np.int8, np.int16, np.int32, np.int64, np.float64, np.float
 
 
 class Index(NamedTuple):
-    """What an `.idx` says.
+    """The contents of an `.idx`.
 
     Attributes:
-      dtype: of a token.
+      dtype: the dtype of a token.
       offsets: int64[documents + 1]; document i is tokens offsets[i] … offsets[i + 1] − 1 of the `.bin`.
     """
 
@@ -43,7 +43,7 @@ def tokens_beside(index: str) -> str:
 
 
 def read_index(file: File) -> Index:
-    """Read an `.idx`. Raises ValueError if it is damaged, or its sequences have gaps or another order."""
+    """Read an `.idx`. ValueError: it is damaged, or its sequences do not follow each other in the `.bin`."""
 
     def check(holds: Any, rule: str) -> None:
         if not holds:

@@ -70,7 +70,7 @@ class _Header(NamedTuple):
 
 
 def _header_of(begin: bytes, size: int) -> _Header:
-    """The header of a `.npy` of `size` bytes. `begin` are its first bytes."""
+    """Parse the header of a `.npy` file or member of `size` bytes. `begin` are its first bytes."""
     stream = io.BytesIO(begin[:HEADER_BYTES])
     try:
         version = np.lib.format.read_magic(stream)
@@ -103,7 +103,7 @@ def _as_version_2(stream: io.BytesIO) -> io.BytesIO:
 
 
 def _array_at(begin: bytes, file: File, at: int, size: int) -> FileArray:
-    """The array of a `.npy` of `size` bytes at byte `at` of a file. `begin` are the first bytes of the `.npy`."""
+    """Describe the array of the `.npy` that begins at byte `at` of a file. For the rest, see `_header_of`."""
     header = _header_of(begin, size)
     return FileArray.of(file, header.dtype, header.shape, at + header.start, header.fortran)
 
@@ -141,7 +141,7 @@ def _members(file: File, options: OpenOptions) -> dict[str, Any]:
 
 
 def _decompressed(archive: zipfile.ZipFile, member: zipfile.ZipInfo, header: _Header) -> Array:
-    """The array of a compressed member. Reads only the bytes that its header promises, even if there are more."""
+    """Decompress the array of a member. Reads only the bytes that its header promises, even if there are more."""
     with archive.open(member) as stream:
         stream.read(header.start)
         data = stream.read(math.prod(header.shape) * header.dtype.itemsize)

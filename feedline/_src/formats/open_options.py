@@ -55,7 +55,7 @@ class OpenOptions:
                 )
         if self.columns is not None:
             names = tuple(self.columns) if isinstance(self.columns, Iterable) else (self.columns,)
-            is_ordered = not isinstance(self.columns, str | set | frozenset)  # sets differ in order by process
+            is_ordered = not isinstance(self.columns, str | set | frozenset)  # a set's order differs by process
             if not is_ordered or not all(isinstance(name, str) for name in names):
                 raise TypeError(f"columns must be a sequence of names, got {self.columns!r}; write columns=['x']")
             object.__setattr__(self, "columns", tuple(dict.fromkeys(names)))
@@ -66,7 +66,7 @@ class OpenOptions:
         return {field.name for field in fields if getattr(self, field.name) != field.default}
 
     def chosen(self, names: Sequence[str], of: str) -> list[str]:
-        """The columns to read, where `names` are all columns of the file `of`.
+        """Return the columns to read from the file `of`, whose columns are `names`.
 
         Raises:
           ValueError: the file lacks one of `columns`, or `columns` is empty.
@@ -82,7 +82,7 @@ class OpenOptions:
         return list(self.columns)
 
     def named(self, tree: Any, of: str) -> Any:
-        """The chosen leaves of a dict. A single array becomes a dict only if `columns` names it."""
+        """Return the chosen leaves of a dict. A single array becomes a dict if `columns` names it."""
         if isinstance(tree, dict):
             return {name: tree[name] for name in self.chosen(list(tree), of)}
         if self.columns is None:

@@ -67,7 +67,7 @@ FORMAT = Format(
 
 
 def _without_views(schema: Any) -> Any:
-    """The schema with views as plain bytes. Parquet stores bytes; a view is only the type preferred in memory."""
+    """Replace views in a schema by bytes. Parquet stores bytes; a view is only the type preferred in memory."""
     return pyarrow.schema(
         one.with_type(pyarrow.large_binary()) if is_a(one.type, "binary_view", "string_view") else one
         for one in schema
@@ -75,7 +75,7 @@ def _without_views(schema: Any) -> Any:
 
 
 def _chunks_of(metadata: Any, names: Sequence[str]) -> dict[str, list[int]]:
-    """The numbers of each column's chunks in a row group. A nested column has several chunks.
+    """Return the numbers of each column's chunks in a row group. A nested column has several chunks.
 
     `names` are all columns of the file: if "a" and "a.b" are columns, "a.b.list.element" is a chunk of "a.b".
     """
@@ -89,14 +89,14 @@ def _chunks_of(metadata: Any, names: Sequence[str]) -> dict[str, list[int]]:
 
 
 def _extent_of(metadata: Any, group: int, chunks: Sequence[int]) -> tuple[int, int]:
-    """The offset and length of the bytes of a column in a row group."""
+    """Return the offset and length of a column's bytes in a row group."""
     found = [metadata.row_group(group).column(i) for i in chunks]
     first = min(min(each.dictionary_page_offset or each.data_page_offset, each.data_page_offset) for each in found)
     return first, sum(each.total_compressed_size for each in found)
 
 
 def _nulls_in(metadata: Any, chunks: Sequence[int]) -> int:
-    """How many nulls of a column the footer counts. Raises ValueError if the footer contradicts itself."""
+    """Return the footer's number of nulls in a column. Raises ValueError if the footer contradicts itself."""
     optional = [i for i in chunks if metadata.schema.column(i).max_definition_level]
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)] if optional else []
     count = 0

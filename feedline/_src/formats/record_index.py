@@ -1,10 +1,10 @@
-"""Files of records, which are ranges of bytes that an index locates: TFRecord, tar, JSON lines.
+"""Locates and reads the records of TFRecord files, tar archives and JSON lines, with an index file.
 
-An index says where the records of a file lie. It is made once, and kept beside the file. Its first line has the
-CRC-32 of a JSON object, and that object. Then little-endian int64[records, parts, 4] follow, the `ENTRY` integers
-of each part of each record. An index belongs to one version of its file: size, time of modification and sampled
-bytes. If it is damaged, or of another version, it is made again. A read checks the headers of the records it
-reads, since a file may be rewritten with the same size, time and samples.
+An index is made by one scan of a file, and kept beside it. The index begins with a line: the CRC-32 of a JSON
+object, then this object. The rest is little-endian int64[records, parts, 4]: the `ENTRY` integers of each part of
+each record. An index belongs to one version of its file, identified by size, modification time and sampled bytes.
+An index that is damaged, or belongs to another version, is made again. Each read also checks the headers of its
+records, since a file may be rewritten with the same size, time and samples.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TRIES = 10  # to open or read an index that other processes delete or replace m
 
 
 class Scan(NamedTuple):
-    """Where the records of a file lie.
+    """The locations of the records of a file.
 
     Attributes:
       fields: the names of the parts of a record; None: a record is one part.
@@ -73,7 +73,7 @@ class IndexedFile:
 
     Args:
       name: the name of the format.
-      scan: (file) → where its records lie. Raises ValueError if the file is damaged, or in another format.
+      scan: (file) → the locations of its records. Raises ValueError if the file is damaged, or in another format.
       named: whether the scan names fields.
 
     Raises:
@@ -100,7 +100,7 @@ class IndexedFile:
         return offset, header + length
 
     def read(self, records: Indices, fields: Sequence[str] | None = None) -> list[bytes]:
-        """The bytes of the `fields` of these records, record by record. `fields` None: of all fields.
+        """Read the `fields` of these records, record by record. `fields` None: all fields.
 
         Raises:
           ValueError: bytes of a record are missing.
@@ -125,7 +125,7 @@ class IndexedFile:
         return parts
 
     def _entries(self, records: Indices, fields: Sequence[str] | None) -> Indices:
-        """int64[k, parts, 4]: the entries of these records, all of which lie within the file."""
+        """Return int64[k, parts, 4]: the entries of these records, checked to lie within the file."""
         size, names = self._file.size, self.fields or ("",)
         stored = self._stored(records, 8 * ENTRY * len(names))
         parts = np.frombuffer(stored, "<i8").reshape(len(records), len(names), ENTRY)
@@ -137,9 +137,9 @@ class IndexedFile:
         return parts.astype(np.int64, copy=False)
 
     def _stored(self, records: Indices, width: int) -> bytes:
-        """The entries of these records in the index, `width` bytes for each record.
+        """Read the entries of these records from the index, `width` bytes for each record.
 
-        An index that was deleted, written to, or replaced by an equal one since it was validated is opened again.
+        If the index was deleted, written to, or replaced since it was validated, it is opened again.
         """
         for _ in range(_TRIES):
             index = self._index
@@ -155,7 +155,7 @@ class IndexedFile:
         raise self._unstable()
 
     def _mismatch(self, found: str) -> FeedError:
-        """The error if index and file differ. Not a bad row: substitutes would hide that all rows changed."""
+        """Return the error for an index of other data. Not a bad row: substitutes would hide that rows changed."""
         return FeedError(
             f"an index must match its file, and {self._index.path} {found}. Delete that index, so that it is "
             "made again, and build a new feed",
@@ -166,7 +166,7 @@ class IndexedFile:
     # --- the index file ---
 
     def _open_index(self) -> Index:
-        """The index, which is made if there is none for this version of the file."""
+        """Open the index, and make it first if there is none for this version of the file."""
         places, scan = self._file.places_beside(_INDEX_SUFFIX), None
         for _ in range(_TRIES):
             for place in places:
@@ -175,12 +175,12 @@ class IndexedFile:
             if scan is None:
                 scan = self._scan(self._file)
                 self._file.check()
-            else:  # still none; one that another process made meanwhile is not replaced: that process reads it
+            else:  # still none: an index that another process made during the scan, and reads, is not replaced
                 self._write_index(places, scan)
         raise self._unstable()
 
     def _valid_index(self, place: str) -> Index:
-        """The index at `place`. Raises errors of several types if no complete index of the file is there."""
+        """Open and validate the index at `place`. Raises errors of several types if it is missing or invalid."""
         with open(place, "rb") as file:
             version = Version.of(file.fileno())
             line = file.readline(_MAX_HEADER_BYTES)
@@ -203,7 +203,7 @@ class IndexedFile:
         return Index(place, version, len(line), records, fields)
 
     def _write_index(self, places: Sequence[str], scan: Scan) -> None:
-        """Write an index to the first place that can be written to, readable by all who can read the file."""
+        """Write an index to the first writable place, with the read and write permissions of the file."""
         payload = np.asarray(scan.parts, "<i8").tobytes()
         header = self._belongs | {"fields": scan.fields, "crc32": zlib.crc32(payload)}
         text = json.dumps(header).encode() + b"\n"

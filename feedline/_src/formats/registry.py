@@ -1,4 +1,4 @@
-"""`Format`, which each module of a format declares; the look-up of formats by suffix; lazy imports of libraries.
+"""Declares `Format`, finds formats by suffix, and imports their libraries lazily.
 
 To add a format, add a module here that declares a `Format`.
 """
@@ -29,14 +29,14 @@ class Format:
       suffixes: the suffixes of its files, the most common one first.
       takes: the options of `open_source` that it supports, besides `store`.
       extra: the extra of pyproject.toml that installs its library; "" if it needs none.
-      way: how rows are read; "grouped" also if only some files of the format can be mapped.
-      open: (file, options) → the file's arrays or groups. Raises ValueError or TypeError, which name the file, if
-        it is damaged, in another format, or has no rows of numbers or bytes; FeedError if it changed, or its store
-        cannot be read. None if the source or `open_first` opens the files.
-      open_first: (first nonempty file, options) → `open` for all files, if that file determines what rows hold.
-      files: (paths, store) → a sequence of files; each of them is a `file` for `open`.
-      head_bytes, tail_bytes: how many bytes at the start or the end of a file `open` reads first. For objects in a
-        store, these bytes of all files are fetched at once.
+      way: how rows are read. A format of which only some files can be mapped is "grouped".
+      open: (file, options) → the file's arrays or groups; None if the source or `open_first` opens the files. If a
+        file is damaged, in another format, or has no rows of numbers or bytes, raises a ValueError or TypeError
+        that names the file. If the file changed, or its store cannot be read, raises FeedError.
+      open_first: (first nonempty file, options) → `open` for all files; set if this file determines the fields.
+      files: (paths, store) → a sequence of files, each of which is passed to `open`.
+      head_bytes, tail_bytes: how many bytes `open` reads first, at the start or the end of a file. In a store,
+        these bytes of all objects are fetched at once.
 
     Example:
       >>> formats()[".tfrecord"].extra
@@ -56,7 +56,7 @@ class Format:
 
 
 def fetched_files(paths: Sequence[str], store: Store | None) -> Files:
-    """Files for a library that needs local paths: objects in a store are fetched whole, all at once."""
+    """Open files for a library that needs local paths. Objects in a store are fetched whole, all at once."""
     files = Files(paths, store)
     files.fetch_whole()
     return files
@@ -64,7 +64,7 @@ def fetched_files(paths: Sequence[str], store: Store | None) -> Files:
 
 @functools.cache
 def formats() -> dict[str, Format]:
-    """All formats, by the suffixes of their files. Imports the formats' modules, but not their libraries."""
+    """Return all formats, by suffix. Imports the formats' modules, but not their libraries."""
     folder = importlib.import_module("feedline._src.formats")
     names = [f"{folder.__name__}.{module.name}" for module in pkgutil.iter_modules(folder.__path__)]
     declared = [value for name in names for value in vars(importlib.import_module(name)).values()]
@@ -81,7 +81,7 @@ def suffix_of(path: str) -> str:
 
 
 def require(module: str, extra: str) -> Any:
-    """Import `module`, which `pip install '.[extra]'` in a clone of feedline installs.
+    """Import `module`, which feedline's extra `extra` installs.
 
     Raises:
       ImportError: the module is not installed.
@@ -103,7 +103,7 @@ def require(module: str, extra: str) -> Any:
 
 
 class Library:
-    """A module that is imported by `require` when it is first used. It takes the arguments of `require`."""
+    """A module that `require` imports on first use. Arguments: see `require`."""
 
     def __init__(self, module: str, extra: str) -> None:
         self._module, self._extra = module, extra

@@ -1,4 +1,4 @@
-"""How a format describes the rows of a file, independently of where files lie, of caches and of versions.
+"""Types that describe the rows of a file, independently of its store, its cache and its version.
 
 A format describes a file as a list of trees of `FileArray`s (mapped), or as a `Grouped`.
 """
@@ -29,7 +29,7 @@ Mask = npt.NDArray[np.bool_]
 Leaf = jax.ShapeDtypeStruct | str
 """Shape and dtype of a leaf in one row; "bytes" for a leaf of bytes or text of any length."""
 _MAX_NAMES_SHOWN = 20
-_BYTES_PER_GROUP = 100  # of the arrays in which a source finds the group of a row, temporary copies included
+_BYTES_PER_GROUP = 100  # of memory for a source's index of groups, including temporary copies
 
 
 # --- mapped ---
@@ -37,7 +37,7 @@ _BYTES_PER_GROUP = 100  # of the arrays in which a source finds the group of a r
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FileArray:
-    """An array in a file, in a form that NumPy can use: a view of the mapped file, or rows to read by offset.
+    """An array that a file stores uncompressed. Rows are read by offset, or through a view of the mapped file.
 
     A mapped format describes a file as a list of trees, in the order of their rows. Leaves are `FileArray`s, or
     NumPy arrays if data had to be decoded, such as a compressed member of a `.npz`. If the dtype is structured,
@@ -54,7 +54,7 @@ class FileArray:
     def of(
         cls, file: File, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, fortran: bool = False
     ) -> FileArray:
-        """An array without gaps, in C or in Fortran order. `dtype` may be a subarray dtype."""
+        """Describe an array without gaps, in C or Fortran order. `dtype` may be a subarray dtype."""
         strides = _strides(shape[::-1], dtype.itemsize)[::-1] if fortran else _strides(shape, dtype.itemsize)
         more = _strides(dtype.shape, dtype.base.itemsize)
         return cls(file, dtype.base, (*shape, *dtype.shape), offset, (*strides, *more))
@@ -85,7 +85,7 @@ class FileArray:
 
     @property
     def rows_have_gaps(self) -> bool:
-        """False if the elements of each row are contiguous in C order."""
+        """Whether the elements of a row are not contiguous in C order."""
         return self.strides[1:] != _strides(self.shape[1:], self.dtype.itemsize)
 
     def view(self, memory: npt.NDArray[np.uint8]) -> Array:
@@ -100,7 +100,7 @@ def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def fields(array: Any) -> Any:
-    """A structured array, in memory or in a file, as a dict of its fields; any other array unchanged.
+    """Return the fields of a structured array, in memory or in a file, as a dict; any other array unchanged.
 
     Example:
       >>> fields(np.zeros(2, [("x", np.uint8, (3,)), ("y", np.int32)]))["x"].shape
@@ -118,9 +118,9 @@ class Column(NamedTuple):
     """One leaf of some rows: numbers of one shape, or bytes of any length, one after the other in memory.
 
     Attributes:
-      values: of numbers: [k, *row shape], contiguous; of bytes: uint8[n].
-      ends: of numbers: None; of bytes: integers[k + 1], value i is values[ends[i] : ends[i + 1]].
-      null: bool[k], True for rows with a null, whose values are meaningless; None if no row has one.
+      values: for numbers, [k, *row shape], contiguous; for bytes, uint8[n].
+      ends: for numbers, None; for bytes, integers[k + 1]: value i is values[ends[i] : ends[i + 1]].
+      null: bool[k], True for rows with a null; their values are meaningless. None: no row has a null.
     """
 
     values: Array
@@ -137,11 +137,11 @@ class Column(NamedTuple):
 
     @property
     def nulls(self) -> int:
-        """How many rows have a null."""
+        """The number of rows with a null."""
         return 0 if self.null is None else int(self.null.sum())
 
     def take(self, rows: Indices) -> Any:
-        """Copies of these values: an array of numbers, or a list of bytes."""
+        """Return copies of the values of these rows: an array of numbers, or a list of bytes."""
         if self.ends is None:
             return self.values[rows]
         starts, stops = self.ends[rows], self.ends[rows + 1]
@@ -151,32 +151,32 @@ class Column(NamedTuple):
         return [bytes(view[start:stop]) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
 
     def copied(self) -> Column:
-        """A copy of the rows, in memory of their own."""
+        """Return a column with copies of `values` and `ends`."""
         return Column(self.values.copy(), None if self.ends is None else self.ends.copy(), self.null)
 
 
 @dataclasses.dataclass(frozen=True)
 class Grouped:
-    """A file with rows in groups, which are decoded whole: row groups, record batches, all chunks of some rows.
+    """A file that stores rows in groups, such as row groups or record batches, each of which is decoded whole.
 
-    It can also be a file whose rows are read by their numbers: see `by_rows`. Leaves are numbered in the order in
-    which JAX flattens `spec`. All functions are called from many threads. If one raises an exception, its rows are
-    bad, unless the exception is a `FeedError` or the file was changed.
+    The rows of a file may also be read by number: see `by_rows`. Leaves are numbered in the order in which JAX
+    flattens `spec`. All functions are called from many threads. If a function raises an exception, the rows that it
+    was to read are bad, unless the exception is a `FeedError` or the file was changed.
 
     Attributes:
       spec: tree of `Leaf`.
       lengths: for each leaf, the number of rows in each of its groups.
-      read: (leaf, group) → the rows of a group. They need memory of their own, for the cache, unless `in_place`.
+      read: (leaf, group) → the rows of a group. Unless `in_place`, they must own their memory, for the cache.
       read_rows: (leaves, ascending rows) → the values of each leaf, a list or an array. Replaces `read`.
       row_extents: (rows) → offsets and lengths of the bytes that `read_rows` reads, to fetch them ahead.
-      in_place: whether `read` returns views of a mapped file or of this object's memory. They are not cached.
+      in_place: whether `read` returns views of a mapped file or of this object's memory. Views are not cached.
       held_bytes: how much memory this object holds; the sum over all files must fit into cache_bytes.
       extents: (leaf, group) → offset and length of each range of the group's bytes, to fetch them ahead.
-      will_read: (leaf, groups, ahead): starts fetching groups; False: too early. Replaces `extents`; see `Files`.
-      nulls: {leaf: its number of nulls}, for the leaves whose number is known without reading rows.
-      arrays: () → trees of `FileArray`s and arrays with the same rows. Used if all files of a source have it.
-      are_dicts: True: a row with a single column of bytes is a dict, too. False: it is these bytes.
-      instead: how to get arrays without decoding: the end of a feed's error message for rows with bytes.
+      will_read: (leaf, groups, ahead) → whether it started fetching. Replaces `extents`; see `Files.will_read`.
+      nulls: {leaf: its number of nulls}, if known without reading rows.
+      arrays: () → the same rows, as trees of `FileArray`s and NumPy arrays. Used if all files of a source have it.
+      are_dicts: whether a row of only one column, of bytes, is a dict. If not, the row is the bytes themselves.
+      instead: the end of a feed's error message for rows with bytes: how to get arrays without decoding.
       close: closes open files. A later read opens them again.
     """
 
@@ -200,7 +200,7 @@ class Grouped:
 
 
 def by_rows(spec: Any, rows: int, read_rows: Callable[..., Sequence[Any]], **more: Any) -> Grouped:
-    """A file with `rows` rows, which are read by their numbers. Other arguments are those of `Grouped`."""
+    """Describe a file with `rows` rows, which are read by number. Other arguments: see `Grouped`."""
 
     def read(leaf: int, group: int) -> Column:
         raise NotImplementedError("rows are read by read_rows")
@@ -209,7 +209,7 @@ def by_rows(spec: Any, rows: int, read_rows: Callable[..., Sequence[Any]], **mor
 
 
 def even_groups(rows: int, height: int, path: str) -> Indices:
-    """int64[k]: the lengths of groups of `height` rows; the last is the rest. ValueError if k is too large.
+    """Return int64[k]: the lengths of groups of `height` rows; the last has the rest. ValueError: k is too large.
 
     Example:
       >>> even_groups(7, 3, "x.h5").tolist()
@@ -245,7 +245,7 @@ def described(leaf: Leaf) -> str:
 
 
 def few(words: Sequence[str], separator: str) -> str:
-    """The first `_MAX_NAMES_SHOWN` words, and how many more there are."""
+    """Join the first `_MAX_NAMES_SHOWN` words, and append the number of words left out."""
     more = f"{separator}… {len(words) - _MAX_NAMES_SHOWN} more" if len(words) > _MAX_NAMES_SHOWN else ""
     return separator.join(words[:_MAX_NAMES_SHOWN]) + more
 
@@ -270,7 +270,7 @@ def naming_file(path: str, form: str, remedy: str) -> Iterator[None]:
     except (FileNotFoundError, FeedError, ImportError):
         raise
     except Exception as error:
-        # an errno comes from the disk, but EINVAL from damaged content: a seek to a negative offset
+        # an errno means a failing disk, except EINVAL: damaged content leads to a seek to a negative offset
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise OSError(error.errno, f"{path} cannot be read: {error.strerror}", path) from error
         raise ValueError(
@@ -280,7 +280,7 @@ def naming_file(path: str, form: str, remedy: str) -> Iterator[None]:
 
 
 def memory_bytes() -> int:
-    """The bytes that an array can have: the machine's memory, or what a limit (ulimit -v) leaves of it."""
+    """Return the largest size of an array: the machine's memory, or what ulimit -v leaves to this process."""
     page = os.sysconf("SC_PAGE_SIZE")
     machine = page * os.sysconf("SC_PHYS_PAGES")
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
@@ -292,7 +292,7 @@ def memory_bytes() -> int:
 
 
 def check_memory(path: str, what: str, needed: int) -> None:
-    """Raise ValueError if `what` needs more memory than there is: some libraries would end the process."""
+    """Raise ValueError if `what` does not fit into memory: some libraries would then end the process."""
     if needed > (has := memory_bytes()):
         raise ValueError(
             f"{path}: {what} must fit into memory, and takes {needed} bytes, but there are {has}; unless the "

@@ -1,4 +1,4 @@
-"""Tar archives as for WebDataset: adjacent members with one key are a record; their suffixes name its fields."""
+"""Tar archives as for WebDataset: adjacent members with the same key form a record; suffixes name its fields."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _READ_BYTES = 1 << 20
 
 
 def scan(file: File) -> Scan:
-    """Where the fields of each record lie."""
+    """Locate the fields of each record."""
     remedy = (
         "write it again: tar --sort=name --dereference --hard-dereference -cf shard.tar folder, or with "
         "webdataset.TarWriter"
@@ -35,7 +35,7 @@ def scan(file: File) -> Scan:
 
 
 def open_first(first: File, options: OpenOptions) -> Callable[..., Grouped]:
-    """The function that opens each archive of a source. All records must have the fields of the first archive."""
+    """Return the function that opens each archive of a source. All must have the fields of the first archive."""
     fields = IndexedFile(first, "tar", scan, named=True).fields
     if not fields:
         raise ValueError(
@@ -100,7 +100,7 @@ def _scanned(opened: BinaryIO, size: int) -> Scan:
 
 
 class _Member(NamedTuple):
-    """A member that is a field of a record. `entry` holds the `ENTRY` integers that say where it lies."""
+    """A member that is a field of a record. `entry` holds the `ENTRY` integers that locate it."""
 
     name: str
     key: str
@@ -109,7 +109,7 @@ class _Member(NamedTuple):
 
 
 def _members(opened: BinaryIO, size: int) -> Iterator[_Member]:
-    """The fields of all records, in the order of the archive. Raises ValueError if the archive is not complete."""
+    """Yield the fields of all records, in the order of the archive. ValueError: the archive is not complete."""
     opened.seek(0)
     archive = tarfile.open(fileobj=opened, mode="r:")  # noqa: SIM115  # closing it would not close the file
     at = -1
@@ -139,7 +139,7 @@ def _members(opened: BinaryIO, size: int) -> Iterator[_Member]:
 
 
 def _checked_name(info: tarfile.TarInfo) -> re.Match[str] | None:
-    """A match of the key and the field in the name of a member; None if it is not a field of a record."""
+    """Match the key and the field in a member's name. None if the member is not a field of a record."""
     if ".." in info.name.split("/"):
         raise ValueError(f"names must not lead out of a folder, and a member is named {_short(info.name)}")
     if info.isdir():

@@ -1,4 +1,4 @@
-"""TFRecord files: where their records lie, and the checksum of each."""
+"""TFRecord files: locates their records, and verifies the checksum of each."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from feedline._src.rows.shards import Indices
 
 _HEADER = struct.Struct("<QI")  # the data's length, and a checksum of the length; the data and its checksum follow
 _CHECKSUM_BYTES = 4
-_READ_BYTES = 1 << 14  # many small records; of a large record, whose data is skipped, little is read
+_READ_BYTES = 1 << 14  # covers many small records, and little of a large record, whose data is skipped
 google_crc32c: Any = Library("google_crc32c", "tfrecord")
 
 
 def scan(file: File) -> Scan:
-    """Where the records of a file lie. Each record is one part: header, data, and the checksum of the data."""
+    """Locate the records of a file. Each record is one part: header, data, and the checksum of the data."""
     crc32c = google_crc32c.value
     parts = array("q")
     at = start = 0
@@ -62,7 +62,7 @@ def data_of(part: bytes) -> bytes:
 
 
 def masked(crc: int) -> int:
-    """A CRC-32C as TFRecord stores it: masked, since a CRC of data that holds plain CRCs detects fewer errors."""
+    """Mask a CRC-32C as TFRecord does, since a CRC of data that contains plain CRCs detects fewer errors."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -72,7 +72,7 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
 
     def read_rows(leaves: Sequence[int], rows: Indices) -> list[list[bytes]]:
         records = indexed.read(rows)
-        for i, record in enumerate(records):  # in place: frees each before the next is copied
+        for i, record in enumerate(records):  # in place, to free each record before the next is copied
             records[i] = data_of(record)
         return [records]
 

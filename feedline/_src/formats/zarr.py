@@ -1,8 +1,8 @@
 """Zarr arrays and Zarr groups, versions 2 and 3. They are read in groups of rows: each is a row of chunks.
 
-TensorStore decodes chunks, and finds them in shards. On a local disk it reads them itself. From a store, files are
-fetched whole through the cache, and TensorStore reads them from memory; a group of rows is then a row of shards if
-there are any.
+TensorStore decodes chunks, and finds them in shards. It reads local files itself. From a store, files are fetched
+whole through the cache, and TensorStore reads them from memory. So if an array in a store has shards, a group of
+rows is a row of shards.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def is_zarr(address: str, store: Store | None = None) -> bool:
 
 
 class ZarrFolder:
-    """An array or a group in a folder. It stands in for a `File`, since its rows lie in many files.
+    """An array or a group in a folder. Used in place of a `File`, since its rows lie in many files.
 
-    It is pickled with the versions of its metadata, which the unpickling process compares with those it finds.
+    It is pickled with the versions of its metadata files. The process that unpickles it compares them.
     """
 
     def __init__(self, name: str, store: Store | None = None, versions: Mapping[str, Any] | None = None) -> None:
@@ -56,7 +56,7 @@ class ZarrFolder:
         return [mark for mark, data in zip(_MARKS, found, strict=True) if data is not None]
 
     def metadata(self, file: str) -> dict[str, Any]:
-        """The JSON object in a file of metadata."""
+        """Read the JSON object in a metadata file."""
         path, data = self.folder.path_of(file), self.folder.read([file])[0]
         if data is None:
             raise changed(path, "it cannot be found any more")
@@ -95,9 +95,9 @@ class ZarrFolder:
 
 
 class ZarrFolders(list[ZarrFolder]):
-    """The folders of a source, by their numbers. They stand in for `Files`, since their rows lie in many files."""
+    """The folders of a source, by number. Used in place of `Files`."""
 
-    in_store = False  # the format itself fetches from a store
+    in_store = False  # also for folders in a store, from which the format itself fetches
     digests = None  # the source makes its digest from sampled rows
 
     def __init__(self, paths: Sequence[str], store: Store | None = None) -> None:
@@ -105,20 +105,20 @@ class ZarrFolders(list[ZarrFolder]):
         self.paths = list(paths)
 
     def opened(self, number: int, open_file: Callable[[ZarrFolder], T]) -> T:
-        """The result of `open_file` for a folder, which must not change meanwhile."""
+        """Return the result of `open_file` for a folder. FeedError: the folder's metadata changed."""
         try:
             return open_file(self[number])
         finally:
             self[number].check()  # if the folder changed, this explains an error better than TensorStore does
 
     def close(self) -> None:
-        """Cancel what is being fetched."""
+        """Cancel requests in flight."""
         for each in self:
             each.folder.close()
 
 
 def open_zarr(place: ZarrFolder, options: OpenOptions) -> Grouped:
-    """An array, or the arrays of a group as a dict, in groups of rows: their chunks along the first axis."""
+    """Describe an array, or the arrays of a group as a dict. Chunks along the first axis make groups of rows."""
     if not place.marks(""):
         raise FileNotFoundError(
             f"{place.name} is no Zarr array or group: it has none of {', '.join(_MARKS)}; check the path"
@@ -145,7 +145,7 @@ FORMAT = Format("zarr", (".zarr",), _OPTIONS, extra="zarr", open=open_zarr, file
 
 
 def _tree(place: ZarrFolder, at: str, options: OpenOptions) -> Any:
-    """An array, or a nested dict of the arrays of a group. Of the topmost group, only the chosen members."""
+    """Open an array, or the arrays of a group as a nested dict; of the topmost group, only the chosen members."""
     mark = place.marks(at)[0]
     metadata = {} if mark == ".zgroup" else place.metadata(_join(at, mark))
     if mark == ".zarray" or metadata.get("node_type") == "array":
@@ -215,12 +215,12 @@ class _Array:
             ) from error
 
     def will_read(self, groups: Sequence[int], ahead: int) -> bool:
-        """Begin to fetch the files of some groups. See `Folder.will_read`."""
+        """Start fetching the files of some groups. See `Folder.will_read`."""
         files = [_join(self._at, key) for group in groups for key in self._keys(group)]
         return self._folder.will_read(files, ahead, self._chunk_bytes)
 
     def _fetched(self, group: int) -> dict[str, bytes]:
-        """The files of a group in a store, by their keys. Files that do not exist are left out."""
+        """Fetch the files of a group from a store, by key. Files that do not exist are left out."""
         keys = self._keys(group)
         found = dict(zip(keys, self._folder.read([_join(self._at, key) for key in keys]), strict=True))
         if None in found.values():
@@ -238,7 +238,7 @@ class _Array:
         return [prefix + separator.join(map(str, at)) for at in itertools.product([group], *self._grid)]
 
     def _open(self, files: dict[str, bytes]) -> Any:
-        """The tensor. For an array in a store, it reads these files from memory."""
+        """Open the tensor. For an array in a store, the tensor reads `files` from memory."""
         context, kvstore = tensorstore.Context(), {"driver": "memory"}  # each context has its own memory
         if self._folder.in_store:
             memory = _result(tensorstore.KvStore.open(kvstore, context=context))
@@ -257,10 +257,10 @@ def _join(at: str, name: str) -> str:
 
 
 def _result(future: Any) -> Any:
-    """The result of a TensorStore future, waited for in Python.
+    """Wait in Python for a TensorStore future, and return its result.
 
-    If the interpreter ended during a wait inside TensorStore, the process would abort ("terminate called without
-    an active exception"): CPython would end the waiting thread inside C++ code, which does not allow this.
+    At exit, CPython ends waiting threads. If a thread waited inside TensorStore's C++ code, which does not allow
+    this, the process would abort ("terminate called without an active exception").
     """
     done = threading.Event()
     future.add_done_callback(lambda _: done.set())
