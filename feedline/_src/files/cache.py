@@ -67,7 +67,7 @@ class Cache:
         return os.path.join(self._folder, name[:2], name)
 
     def is_too_early(self, needed_bytes: int, ahead: int) -> bool:
-        """Whether it is too early to fetch `needed_bytes` for the batch that is `ahead` batches after the current.
+        """Whether fetching `needed_bytes` is too early for the batch that is `ahead` batches after the current one.
 
         It is too early if enough requests are in flight. It is also too early if all batches up to that one would
         fill more than a quarter of the cache: their blocks could be evicted before they are read.
@@ -127,7 +127,7 @@ class Cache:
         return sum(size for _, size, _ in self._found())
 
     def _found(self) -> Iterator[tuple[float, int, str]]:
-        """The time of last use, the space on disk and the path of each file. Other programs may delete files."""
+        """Yield each file's time of last use, bytes on disk and path. Skips files that are deleted meanwhile."""
         with contextlib.suppress(FileNotFoundError):
             for folder in list(os.scandir(self._folder)):
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):

@@ -75,7 +75,7 @@ class CacheFile(Descriptor):
         return self.id != b"" and self._read_id() == self.id
 
     def block(self, block: int) -> bytes | None:
-        """Read a block. None: it is not stored, or its checksum is wrong. A wrong checksum also deletes the file."""
+        """Read a block. None: it is not stored, or its checksum is wrong; in that case the file is deleted."""
         entry = os.pread(self.descriptor, _ENTRY.size, self.size + _ENTRY.size * block)
         if entry[: len(_MARK)] != _MARK:
             return None
@@ -117,8 +117,8 @@ class CachedRange:
     def forget(self) -> None:
         """Mark all blocks as not verified.
 
-        `_verified` holds the id of the file that was opened last, and this file's verified blocks. The id is needed
-        because a thread may have a deleted file open while another thread opens the new file.
+        `_verified` holds the id of the file that was opened last, and this file's verified blocks. The id is
+        needed because a thread may have a deleted file open while another thread opens the new file.
         """
         self._verified = b"", np.zeros(len(self.blocks), bool)
 
@@ -238,7 +238,7 @@ class CachedRange:
             try:
                 if not try_lock(file.descriptor):  # another process or thread fetches it
                     while not try_lock(file.descriptor, fcntl.LOCK_SH):
-                        fetcher().check_may_run()  # raises at exit, so that the exit does not wait, too
+                        fetcher().check_may_run()  # raises an error at exit, which must not wait
                         if cancelled is not None and cancelled.is_set():
                             raise concurrent.futures.CancelledError
                         time.sleep(_LOCK_POLL_S)

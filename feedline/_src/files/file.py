@@ -27,7 +27,7 @@ Indices = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 OPEN_FILES = 64
 _MERGED_BYTES, _MERGED_GAP_BYTES, _MERGED_PART_BYTES = 1 << 22, 1 << 12, 1 << 15
-"""The largest merged read, gap and part. Merging saves system calls, but copies each part once more."""
+"""The largest merged read, gap and part, in bytes. Merging saves system calls, but copies each part once more."""
 
 
 class Version(NamedTuple):
@@ -215,7 +215,7 @@ class File:
 
 
 def digests_of(files: Sequence[File]) -> list[list[Any]]:
-    """Return JSON values that identify each file's contents: its size and a digest of samples. No path counts.
+    """Return each file's size and a digest of samples: JSON values that identify its contents, not its path.
 
     The samples of all objects are fetched at once.
     """
@@ -354,7 +354,7 @@ class LruCache(Generic[Value]):
 
     def get(self, key: Hashable, read: Callable[[], Value]) -> Value:
         """Return the cached value of `key`, or else the result of `read`. Exceptions of `read` are not cached."""
-        if self._process != os.getpid():  # after a fork: threads that only the parent has may hold locks
+        if self._process != os.getpid():  # after a fork: a thread that only the parent has may hold a lock
             LruCache.__init__(self, self._limit_bytes)
         with self._lock:
             entry = self._entries[key] = self._entries.pop(key) if key in self._entries else (threading.Lock(), [])

@@ -161,9 +161,9 @@ def _used(file: File, use: Callable[[Any], T]) -> T:
         with _lock:
             check_may_read()
             for other in h5py.h5f.get_obj_ids(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE):
-                is_written = other.get_intent() != h5py.h5f.ACC_RDONLY  # first: `realpath` makes system calls
+                is_written = other.get_intent() != h5py.h5f.ACC_RDONLY  # tested first, since `realpath` is slow
                 if is_written and os.path.realpath(os.fsdecode(other.name)) == os.path.realpath(path):
-                    # HDF5 would give us the writer's view of the file, parts of which may not be on disk yet
+                    # HDF5 would read through the writer's handle, and return data that may not be on disk yet
                     raise ValueError("it is already open for writing in this process")
             with h5py.File(path, "r", locking="best-effort") as opened:
                 return use(opened)

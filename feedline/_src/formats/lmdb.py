@@ -41,7 +41,7 @@ def open_lmdb(file: File, options: OpenOptions) -> Grouped:
     def keys_of(env: Any, entries: Any) -> list[bytes]:
         found = list(entries.cursor().iternext(values=False))
         for key in [key for key in found[:_CHECKED_KEYS] if b"\0" not in key]:  # LMDB allows no NUL in names
-            with contextlib.suppress(lmdb.IncompatibleError):  # for a plain entry: there is no other test
+            with contextlib.suppress(lmdb.IncompatibleError):  # raised for plain entries: there is no other test
                 env.open_db(key, entries, create=False)
                 raise ValueError(
                     f"the entries of an LMDB file must lie in its unnamed database, and {file.name} has a "

@@ -103,7 +103,7 @@ def _as_version_2(stream: io.BytesIO) -> io.BytesIO:
 
 
 def _array_at(begin: bytes, file: File, at: int, size: int) -> FileArray:
-    """Describe the array of the `.npy` that begins at byte `at` of a file. For the rest, see `_header_of`."""
+    """Describe the array of the `.npy` that begins at byte `at` of a file. Other arguments: see `_header_of`."""
     header = _header_of(begin, size)
     return FileArray.of(file, header.dtype, header.shape, at + header.start, header.fortran)
 

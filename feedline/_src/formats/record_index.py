@@ -155,7 +155,7 @@ class IndexedFile:
         raise self._unstable()
 
     def _mismatch(self, found: str) -> FeedError:
-        """Return the error for an index of other data. Not a bad row: substitutes would hide that rows changed."""
+        """Return the error for a mismatched index. Not a bad row: substitutes would hide that rows changed."""
         return FeedError(
             f"an index must match its file, and {self._index.path} {found}. Delete that index, so that it is "
             "made again, and build a new feed",

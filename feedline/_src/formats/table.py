@@ -160,13 +160,13 @@ class Grouped:
     """A file that stores rows in groups, such as row groups or record batches, each of which is decoded whole.
 
     The rows of a file may also be read by number: see `by_rows`. Leaves are numbered in the order in which JAX
-    flattens `spec`. All functions are called from many threads. If a function raises an exception, the rows that it
-    was to read are bad, unless the exception is a `FeedError` or the file was changed.
+    flattens `spec`. All functions are called from many threads. If a function raises an exception, the rows to be
+    read are bad, unless the exception is a `FeedError` or the file was changed.
 
     Attributes:
       spec: tree of `Leaf`.
       lengths: for each leaf, the number of rows in each of its groups.
-      read: (leaf, group) → the rows of a group. Unless `in_place`, they must own their memory, for the cache.
+      read: (leaf, group) → the rows of a group. Unless `in_place`, they are cached: keep no other memory alive.
       read_rows: (leaves, ascending rows) → the values of each leaf, a list or an array. Replaces `read`.
       row_extents: (rows) → offsets and lengths of the bytes that `read_rows` reads, to fetch them ahead.
       in_place: whether `read` returns views of a mapped file or of this object's memory. Views are not cached.

@@ -30,7 +30,7 @@ from feedline._src.rows.spec import is_numeric
 Array = npt.NDArray[Any]
 T = TypeVar("T")
 _MARKS = ("zarr.json", ".zarray", ".zgroup")  # the files of metadata
-_MOST_FILES = 1 << 13  # that are read at once from a store: damaged metadata may promise millions
+_MOST_FILES = 1 << 13  # at most this many are read at once from a store: damaged metadata may promise millions
 _INDEX_ENTRY_BYTES = 16  # in the index of a shard: offset and length of a chunk
 tensorstore: Any = Library("tensorstore", "zarr")
 
@@ -43,7 +43,7 @@ def is_zarr(address: str, store: Store | None = None) -> bool:
 class ZarrFolder:
     """An array or a group in a folder. Used in place of a `File`, since its rows lie in many files.
 
-    It is pickled with the versions of its metadata files. The process that unpickles it compares them.
+    It is pickled with the versions of its metadata files. The process that unpickles it refuses other versions.
     """
 
     def __init__(self, name: str, store: Store | None = None, versions: Mapping[str, Any] | None = None) -> None:
