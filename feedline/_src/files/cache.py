@@ -67,7 +67,7 @@ class Cache:
         return os.path.join(self._folder, name[:2], name)
 
     def is_too_early(self, needed_bytes: int, ahead: int) -> bool:
-        """Whether fetching `needed_bytes` is too early for the batch that is `ahead` batches after the current one.
+        """Whether fetching `needed_bytes` is too early for the batch `ahead` batches after the current one.
 
         It is too early if enough requests are in flight. It is also too early if all batches up to that one would
         fill more than a quarter of the cache: their blocks could be evicted before they are read.
