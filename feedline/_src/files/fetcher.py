@@ -51,7 +51,7 @@ class Fetcher:
         self._thread: threading.Thread | None = None
         self._running: set[concurrent.futures.Future[Any]] = set()
         self.slots: asyncio.Semaphore
-        """Each request in flight holds this semaphore. Only the fetcher's thread uses it."""
+        """A request in flight, with its hedge, holds this semaphore once. Only the fetcher's thread uses it."""
 
     def run(self, request: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the fetcher's thread."""
