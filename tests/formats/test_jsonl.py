@@ -48,6 +48,8 @@ def test_text_is_bytes_beside_numbers(tmp_path):
     np.testing.assert_array_equal(second["v"], np.array([1.0, 2.0]))
     alone = feedline.open_source(path, columns=["text"])
     assert (alone.fields, alone[0]) == (None, first["text"])
+    with pytest.raises(TypeError, match=r"how they are decoded: .* columns=\[\.\.\.\]\)$"):
+        feedline.Feed(source, 1, jax.devices()[0])
     assert alone.identity != source.identity
 
 

@@ -30,6 +30,7 @@ Leaf = jax.ShapeDtypeStruct | str
 """Shape and dtype of a leaf in one row; "bytes" for a leaf of bytes or text of any length."""
 _MAX_NAMES_SHOWN = 20
 _BYTES_PER_GROUP = 100  # of memory for a source's index of groups, including temporary copies
+_LEAVE_OUT = ", or leave columns of bytes and text out with open_source(..., columns=[...])"
 
 
 # --- mapped ---
@@ -193,8 +194,8 @@ class Grouped:
     row_extents: Callable[[Indices], tuple[Indices, Indices]] | None = None
     are_dicts: bool = False
     instead: str = (
-        ", or leave columns of bytes and text out with open_source(..., columns=[...]), or number their values: "
-        "column.combine_chunks().dictionary_encode().indices (docs/formats.md)"
+        f"{_LEAVE_OUT}, or number their values: column.combine_chunks().dictionary_encode().indices "
+        "(docs/formats.md)"
     )
     close: Callable[[], None] = lambda: None
 
@@ -205,6 +206,7 @@ def by_rows(spec: Any, rows: int, read_rows: Callable[..., Sequence[Any]], **mor
     def read(leaf: int, group: int) -> Column:
         raise NotImplementedError("rows are read by read_rows")
 
+    more = {"instead": _LEAVE_OUT, **more}
     return Grouped(spec, [[rows]] * len(jax.tree.leaves(spec)), read, read_rows, **more)
 
 
