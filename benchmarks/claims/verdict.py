@@ -118,7 +118,7 @@ if __name__ == "__main__":
     asked = parser(__doc__)
     asked.add_argument("--steps", type=int, default=60, help="of each training; below 60 nothing is judged")
     options = asked.parse_args()
-    found = [*reports(options.steps), ahead(2 * options.steps)]
+    found = [*reports(options.steps), ahead(4 * options.steps)]  # glances at the devices need a second or two
     with contextlib.redirect_stdout(io.StringIO()):  # the diagnosis
         found.append(diagnosed(max(48, 2 * options.steps)))
     for each in found:

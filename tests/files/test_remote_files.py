@@ -38,10 +38,10 @@ def url(store):
     return f"{store.url}/x.bin"
 
 
-@pytest.fixture(params=["one segment", "six segments"])
+@pytest.fixture(params=["one piece", "six pieces"])
 def options(request, tmp_path):
-    """A cache whose segments hold 64 MiB, or one block."""
-    limit = (1 << 40) if request.param == "one segment" else 64 << 20
+    """A cache whose pieces hold 64 MiB, or one block."""
+    limit = (1 << 40) if request.param == "one piece" else 64 << 20
     return feedline.Store(cache=tmp_path / "cache", cache_bytes=limit, patience_s=100)
 
 
@@ -186,7 +186,7 @@ def test_a_mapped_object_is_fetched_again_where_its_files_are_damaged(store, opt
         assert source._opened[0].memory() is not None
         for path in cache_files(options.cache)[:1]:
             DAMAGE.get(damage, overwritten)(path)
-        for _ in range(6 if damage == "truncated and longer again" else 0):  # each read looks at one segment
+        for _ in range(6 if damage == "truncated and longer again" else 0):  # each read looks at one piece
             source.read(order, out)
 
 
@@ -285,15 +285,15 @@ print("mapped", mapped)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("segments", ["one", "several"])
+@pytest.mark.parametrize("pieces", ["one", "several"])
 @pytest.mark.parametrize("pure", ["0", "1"])
-def test_no_process_dies_whoever_deletes_and_truncates_files_of_the_cache(store, tmp_path, segments, pure):
+def test_no_process_dies_whoever_deletes_and_truncates_files_of_the_cache(store, tmp_path, pieces, pure):
     """Three processes read, and two more of them are killed again and again, while files are destroyed."""
     store.objects["/x.bin"] = DATA
     data = np.frombuffer(DATA, np.uint8)
     np.save(tmp_path / "rows.npy", data)
     cache = tmp_path / "cache"
-    limit = str(1 << 40 if segments == "one" else 64 << 20)
+    limit = str(1 << 40 if pieces == "one" else 64 << 20)
     command = [sys.executable, "-c", READER, f"{store.url}/x.bin", str(cache), limit]
     environment = {**os.environ, "FEEDLINE_PURE_PYTHON": pure}
     done = threading.Event()

@@ -94,17 +94,17 @@ def test_sources_that_evict_each_other_are_mapped_and_read_in_turns(store, tmp_p
 
 
 @pytest.mark.skipif(library() is None, reason="nothing of a store is mapped")
-def test_a_truncated_segment_of_a_mapped_object_gives_no_zeros(store, tmp_path):
+def test_a_truncated_piece_of_a_mapped_object_gives_no_zeros(store, tmp_path):
     """The last page of the rest is readable, and zero beyond its end."""
     store.objects["/x.npy"] = npy(ROWS)
-    options = feedline.Store(cache=tmp_path, cache_bytes=64 << 20)  # eight segments of one block
+    options = feedline.Store(cache=tmp_path, cache_bytes=64 << 20)  # eight pieces of one block
     source, out = feedline.open_source(f"{store.url}/x.npy", store=options), np.empty((4, 3000), np.uint8)
     for number in range(8):
         for _ in range(3):
             source.read(np.arange(5000), np.empty_like(ROWS))
         assert source.will_read is None  # it is mapped
         end = min(number * BLOCK + 5000, 15_000_000)
-        os.truncate(source._files[0]._segments[number].path, end - number * BLOCK)
+        os.truncate(source._files[0]._pieces[number].path, end - number * BLOCK)
         rows = np.arange(4) + max(0, end // 3000 - 2)
         source.read(rows, out)
         np.testing.assert_array_equal(out, ROWS[rows])

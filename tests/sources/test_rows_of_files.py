@@ -72,7 +72,7 @@ def test_rows_are_those_of_local_files_whatever_the_cache_has(form, read, folder
     local = feedline.open_source(folder / pattern, **more)
     source = feedline.open_source(f"s3://corpus/{pattern}", store=options, **more)
     assert source.identity == local.identity
-    cached, expected = [Path(file._segments[0].path) for file in source._files], read(local)
+    cached, expected = [Path(file._pieces[0].path) for file in source._files], read(local)
     for lost, how in ((cached, os.unlink), ([], os.unlink), (cached[:1], os.unlink), (cached[-1:], truncate)):
         for path in lost:
             how(path)

@@ -25,8 +25,8 @@ from feedline._src.files.store import Store
 T = TypeVar("T")
 BLOCK_BYTES = 1 << 21  # larger blocks would delay the first shuffled batch on a slow link: each row costs a block
 AHEAD = 0.25  # the share of the cache for blocks that were fetched ahead and have not been read yet
-_LARGEST_SEGMENT_BYTES = 1 << 26
-_SEGMENTS = 32  # a segment takes at most 1/32 of the limit (or one block), since a segment is evicted as a whole
+_LARGEST_PIECE_BYTES = 1 << 26
+_PIECES = 32  # a piece takes at most 1/32 of the limit (or one block), since a piece is evicted as a whole
 _TRIES = 100  # before giving up, if another program keeps deleting the folder before a file is created in it
 _KEPT = 0.9  # an eviction leaves this share of the limit, so that not every stored block causes an eviction
 _STORED = 1 / 32  # after storing this share of the limit, a process measures all files: other processes store, too
@@ -57,8 +57,8 @@ class Cache:
         with self.checked():
             free = in_folder(self._folder, functools.partial(shutil.disk_usage, self._folder)).free
             self.limit_bytes = (free + self._size()) // 2 if limit_bytes is None else limit_bytes
-        fitting = 1 << (self.limit_bytes // _SEGMENTS).bit_length() >> 1
-        self.segment_bytes = min(_LARGEST_SEGMENT_BYTES, max(BLOCK_BYTES, fitting))
+        fitting = 1 << (self.limit_bytes // _PIECES).bit_length() >> 1
+        self.piece_bytes = min(_LARGEST_PIECE_BYTES, max(BLOCK_BYTES, fitting))
         self._uncounted: float = self.limit_bytes
         """About how many bytes this process has stored since it last measured all files; at first the limit, so
         that the first call of `store` measures them."""

@@ -34,9 +34,9 @@ class MappedObject:
         self._turn = itertools.count()
 
     @classmethod
-    def of(cls, segments: Sequence[CachedRange]) -> MappedObject | None:
+    def of(cls, pieces: Sequence[CachedRange]) -> MappedObject | None:
         """Map adjacent ranges. None if the cache lacks some bytes, or if no addresses or mappings are left."""
-        size = sum(segment.size for segment in segments)
+        size = sum(piece.size for piece in pieces)
         if size == 0:
             return cls(np.zeros(0, np.uint8), [])
         libc, files = _libc(), []
@@ -45,8 +45,8 @@ class MappedObject:
             return None
         raw = (ctypes.c_char * size).from_address(address)
         weakref.finalize(raw, libc.munmap, address, size).atexit = False
-        for segment in segments:
-            file, flags = segment.find(), mmap.MAP_SHARED | _MAP_FIXED
+        for piece in pieces:
+            file, flags = piece.find(), mmap.MAP_SHARED | _MAP_FIXED
             if file is None or not file.verified.all():
                 return None
             files.append((file.path, Version.of(file.descriptor)))

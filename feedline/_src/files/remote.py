@@ -32,7 +32,7 @@ _DOWNLOADS = 8  # whole objects that are downloaded at once, each by many reques
 
 
 class RemoteFile(File):
-    """A `File` that is an object in a store. It is cached in segments of up to 64 MiB, each a `CachedRange`."""
+    """A `File` that is an object in a store. It is cached in pieces of up to 64 MiB, each a `CachedRange`."""
 
     in_store = True
     version: Version
@@ -41,11 +41,11 @@ class RemoteFile(File):
         self.name, self.version, self.size = str(url), version, version.size_bytes
         self._object, self._options = RemoteObject(url, version, options.patience_s), options
         self.cache = cache_of(options)
-        self._step = self.cache.segment_bytes
+        self._step = self.cache.piece_bytes
         starts = range(0, self.size, self._step)
-        self._segments = [self._range(start, min(start + self._step, self.size)) for start in starts]
+        self._pieces = [self._range(start, min(start + self._step, self.size)) for start in starts]
         self._complete = 0
-        """How many leading segments were found complete in the cache. They are not checked again at each read."""
+        """How many leading pieces were found complete in the cache. They are not checked again at each read."""
         self._mapped: MappedObject | None = None
         self._bytes = self._range(0, self.size)  # for the whole file
         self._whole: OpenFile | None = None
@@ -57,19 +57,19 @@ class RemoteFile(File):
 
     def read(self, offsets: Indices, lengths: Indices) -> list[bytes]:
         lengths = np.clip(self.size - offsets, 0, lengths)
-        for request in self.fetch(blocks_of(offsets, offsets + lengths)):  # for all segments at once
+        for request in self.fetch(blocks_of(offsets, offsets + lengths)):  # for all pieces at once
             result_of(request, self.name)
-        pieces: dict[int, list[tuple[int, int, int]]] = {}
+        wanted: dict[int, list[tuple[int, int, int]]] = {}
         for part, (start, length) in enumerate(zip(offsets.tolist(), lengths.tolist(), strict=True)):
             while length:
                 number, offset = divmod(start, self._step)
                 taken = min(length, self._step - offset)
-                pieces.setdefault(number, []).append((part, offset, taken))
+                wanted.setdefault(number, []).append((part, offset, taken))
                 start, length = start + taken, length - taken
         found = [b""] * len(offsets)
-        for number in sorted(pieces):
-            parts, starts, sizes = zip(*pieces[number], strict=True)
-            read = self._segments[number].read(np.array(starts), np.array(sizes))
+        for number in sorted(wanted):
+            parts, starts, sizes = zip(*wanted[number], strict=True)
+            read = self._pieces[number].read(np.array(starts), np.array(sizes))
             for part, data in zip(parts, read, strict=True):
                 found[part] += data
         return found
@@ -78,11 +78,11 @@ class RemoteFile(File):
         stops, step = offsets + out.shape[1], self._step
         for request in self.fetch(blocks_of(offsets, np.minimum(stops, self.size))):
             result_of(request, self.name)
-        is_inside = (offsets // step == (stops - 1) // step) & (stops <= self.size)  # within one segment
+        is_inside = (offsets // step == (stops - 1) // step) & (stops <= self.size)  # within one piece
         inside, left = np.flatnonzero(is_inside), np.flatnonzero(~is_inside)
-        for number, at in offsets_by_label(offsets[inside] // step, len(self._segments)):
+        for number, at in offsets_by_label(offsets[inside] // step, len(self._pieces)):
             places = inside[at]
-            if not self._segments[number].read_rows(offsets[places] - number * step, places, out):
+            if not self._pieces[number].read_rows(offsets[places] - number * step, places, out):
                 left = np.append(left, places)
         if len(left):
             rows = np.empty((len(left), out.shape[1]), np.uint8)
@@ -93,13 +93,13 @@ class RemoteFile(File):
 
     def fetch(self, blocks: Indices) -> list[concurrent.futures.Future[None]]:
         """Start fetching these ascending blocks, except those known to be in the cache. Returns the requests."""
-        return [request for segment, some in self._by_segment(blocks) for request in segment.fetch(some)]
+        return [request for piece, some in self._by_piece(blocks) for request in piece.fetch(some)]
 
-    def _by_segment(self, blocks: Indices) -> Iterator[tuple[CachedRange, list[int]]]:
-        """Yield each segment that has some of these ascending blocks, and the blocks' numbers in the segment."""
+    def _by_piece(self, blocks: Indices) -> Iterator[tuple[CachedRange, list[int]]]:
+        """Yield each piece that has some of these ascending blocks, and the blocks' numbers in the piece."""
         each = self._step // BLOCK_BYTES
         for number, some in itertools.groupby(blocks.tolist(), lambda block: block // each):
-            yield self._segments[number], [block - number * each for block in some]
+            yield self._pieces[number], [block - number * each for block in some]
 
     def fetch_from(self, offset: int) -> None:
         """Start fetching the blocks that a sequential reader at `offset` needs next."""
@@ -111,12 +111,12 @@ class RemoteFile(File):
     def is_near(self, start: int, stop: int) -> bool:
         """Whether all blocks with bytes `start` to `stop` are known to be in the cache, or are in flight."""
         blocks = blocks_of(np.array([start]), np.array([min(stop, self.size)]))
-        return all(segment.is_near(block) for segment, some in self._by_segment(blocks) for block in some)
+        return all(piece.is_near(block) for piece, some in self._by_piece(blocks) for block in some)
 
     def close(self) -> None:
         """Cancel requests in flight, and let the cache evict the whole file."""
         self._whole = None
-        for each in (*self._segments, self._bytes):
+        for each in (*self._pieces, self._bytes):
             each.cancel()
 
     # --- mapped ---
@@ -126,12 +126,12 @@ class RemoteFile(File):
         mapped = self._mapped
         if mapped is None and library() is not None:
             complete = self._complete  # a copy, because other threads change it, too
-            while complete < len(self._segments) and self._segments[complete].verified.all():
+            while complete < len(self._pieces) and self._pieces[complete].verified.all():
                 complete += 1
             self._complete = complete
-            if complete == len(self._segments):
-                mapped = self._mapped = MappedObject.of(self._segments)
-                if mapped is None:  # a segment was evicted since then
+            if complete == len(self._pieces):
+                mapped = self._mapped = MappedObject.of(self._pieces)
+                if mapped is None:  # a piece was evicted since then
                     self._complete = 0
         return None if mapped is None else mapped.memory
 
@@ -140,14 +140,14 @@ class RemoteFile(File):
         self._mapped = None
 
     def check_open(self) -> None:
-        """Check up to 16 mapped segments, in turn. If one was deleted or written to, drop the mapping, and verify
-        all segments again: what was read may be wrong. (`with_path` checks the whole file itself.)
+        """Check up to 16 mapped pieces, in turn. If one was deleted or written to, drop the mapping, and verify
+        all pieces again: what was read may be wrong. (`with_path` checks the whole file itself.)
         """
         mapped = self._mapped
         if mapped is not None and not mapped.is_current():
             self._mapped = None
-            for segment in self._segments:
-                segment.forget()
+            for piece in self._pieces:
+                piece.forget()
 
     # --- as a file object, and in samples ---
 
