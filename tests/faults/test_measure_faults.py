@@ -1,6 +1,8 @@
 """The tables of docs/faults.md: each row links a test that exists, and measured seconds come to the right row."""
 
 import json
+import re
+from pathlib import Path
 
 import measure_faults
 
@@ -18,6 +20,15 @@ def test_the_page_as_it_is():
     page = measure_faults.PAGE.read_text()
     assert len(measure_faults.rows_of(page)) > 60
     assert measure_faults.problems(page) == []
+
+
+def test_faults_that_tests_name_have_rows():
+    texts = [path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py")]
+    named = re.findall(r'^ +measured\("(.+?)", ', "\n".join(texts), re.MULTILINE)
+    assert len(named) > 20
+    found = measure_faults.longest(json.dumps({"fault": fault, "seconds": 1.0}) for fault in named)
+    problems = measure_faults.problems(measure_faults.PAGE.read_text(), found)
+    assert [each for each in problems if "no row has" in each] == []
 
 
 def test_the_longest_time_comes_to_the_row_of_its_name():
