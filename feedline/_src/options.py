@@ -105,12 +105,12 @@ class Settings(NamedTuple):
     def ahead(self, stream: bool) -> int:
         """Maximum number of batches between the one being read and the loop.
 
-        `stream`: the source is a stream, whose batches one thread reads and places.
+        `stream`: the source is a stream. One thread reads its batches, `buffer` at a time, and places them.
         """
         if not self.prefetch:
             return 0
-        in_workers = self.workers * (max(1, self.buffer // self.workers) + 1) if self.workers else self.buffer
-        return self.prefetch + 1 + (0 if stream else in_workers)
+        in_workers = self.workers and self.workers * (max(1, self.buffer // self.workers) + 1)
+        return self.prefetch + (self.buffer if stream else 1 + (in_workers or self.buffer))
 
     @property
     def shared_batches(self) -> int:

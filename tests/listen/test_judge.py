@@ -1,7 +1,6 @@
 """The verdict on batches whose times were written by hand."""
 
 import dataclasses
-import heapq
 import itertools
 import json
 import re
@@ -127,21 +126,24 @@ def test_uneven_reads_are_named_unless_threads_wait_for_the_gil():
     assert (held.bound, held.held_up, held.change) == ("loop", True, None)
 
 
-@pytest.mark.parametrize("buffer", [2, 4, 8])
-@pytest.mark.parametrize("make_s", [[0.048] + 9 * [0.0], [0.100] + 49 * [0.004], [0.009], [0.024]])
-def test_the_predicted_wait_is_that_of_a_simulated_loop(make_s, buffer):
-    """The oracle: threads take batches in order, and begin one when the loop takes the batch `ahead` before it."""
-    even = window(count=200, loop=0.006)
+@pytest.mark.parametrize(
+    ("make_s", "how", "wait_s"),
+    [  # a loop of 6 ms; batch i begins when batch i - 5, 7 or 11 is taken, in a stream of one thread i - 3
+        ([0.048] + 9 * [0.0], HOW, (0.048 - 5 * 0.006) / 10),
+        ([0.048] + 9 * [0.0], HOW.having(buffer=4), (0.048 - 7 * 0.006) / 10),
+        ([0.048] + 9 * [0.0], HOW.having(buffer=8), 0.0),
+        (2 * [0.050] + 18 * [0.0], HOW, (0.050 - 5 * 0.006) / 20),  # the second thread reads meanwhile
+        (3 * [0.050] + 17 * [0.0], HOW, (0.050 - 5 * 0.006 + 0.050 - 0.006 - 0.006) / 20),
+        (3 * [0.050] + 27 * [0.0], but(HOW.having(buffer=1), stream=True), (3 * 0.050 - (3 + 2) * 0.006) / 30),
+        (10 * [0.024], HOW.having(buffer=8), 0.024 / 2 - 0.006),
+        (10 * [0.011], HOW, 0.0),
+    ],
+)
+def test_the_predicted_wait_for_uneven_batches(make_s, how, wait_s):
+    even = window(count=10 * len(make_s), loop=0.006)
     batches = [each._replace(read_s=make_s[i % len(make_s)]) for i, each in enumerate(even.batches)]
-    now = but(HOW.having(buffer=buffer), window=dataclasses.replace(even, batches=batches))
-    ahead = now.settings.ahead(stream=False)
-    free, taken = [-1.0] * now.readers, [0.006 * i for i in range(-ahead, 0)]
-    for batch in batches:
-        ready = max(heapq.heappop(free), taken[-ahead]) + batch.read_s
-        heapq.heappush(free, ready)
-        taken.append(max(ready, taken[-1] + 0.006))
-    simulated = (taken[-1] - taken[-101]) / 100 - 0.006  # without the start
-    assert predicted_wait_s(now, now) == pytest.approx(simulated, rel=0.02, abs=2e-5)
+    now = but(how, window=dataclasses.replace(even, batches=batches))
+    assert predicted_wait_s(now, now) == pytest.approx(wait_s, rel=0.01, abs=1e-6)
 
 
 def test_a_report_as_values_is_json_and_has_all_that_the_text_says():

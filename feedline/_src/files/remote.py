@@ -75,6 +75,9 @@ class RemoteFile(File):
         return found
 
     def read_rows(self, offsets: Indices, out: Bytes) -> None:
+        if library() is None or not out.size or not out.flags.carray:  # C-contiguous and writeable
+            super().read_rows(offsets, out)
+            return
         stops, step = offsets + out.shape[1], self._step
         for request in self.fetch(blocks_of(offsets, np.minimum(stops, self.size))):
             result_of(request, self.name)

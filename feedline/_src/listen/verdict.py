@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
+import heapq
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -183,23 +183,26 @@ def predicted_wait_s(now: Circumstances, then: Circumstances) -> float:
     each_s = max((mean_s + place_s) / then.readers, place_s / min(then.readers, then.settings.prefetch))
     if then.reader == "workers":
         each_s = max(mean_s / then.readers, place_s)
-    uneven_s = _uneven_wait_s([each / then.parts for each in make_s], loop_s, then.settings.ahead(then.stream))
+    readers, ahead = math.ceil(then.readers / then.parts), then.settings.ahead(then.stream)
+    uneven_s = _uneven_wait_s([each / then.parts for each in make_s], loop_s, readers, ahead)
     return max(0.0, each_s - loop_s, cpu_s - loop_s, uneven_s)
 
 
-def _uneven_wait_s(make_s: Sequence[float], loop_s: float, ahead: int) -> float:
-    """The mean wait for batches that take `make_s` each, with any number of threads.
+def _uneven_wait_s(make_s: Sequence[float], loop_s: float, readers: int, ahead: int) -> float:
+    """The mean wait for slow batches. 0 if readers are never slower than the loop, or if they are on average.
 
-    Batch i is begun when the loop takes batch i - `ahead`.
+    Batches take `make_s` each, and begin in order: batch i once a reader is free and the loop has taken batch
+    i - `ahead`.
     """
-    taken = collections.deque((i * loop_s for i in range(-ahead, 0)), maxlen=ahead)
-    waited_s = 0.0
-    for each in make_s:
-        asked = taken[-1] + loop_s
-        wait_s = max(0.0, taken[0] + each - asked)
-        waited_s += wait_s
-        taken.append(asked + wait_s)
-    return waited_s / len(make_s)
+    if not statistics.fmean(make_s) <= readers * loop_s < max(make_s):
+        return 0.0
+    free, taken = [-math.inf] * readers, [-loop_s]  # when readers are free, and when batches -1, 0, … are taken
+    for i, each in enumerate(make_s):
+        begun = taken[i - ahead + 1] if i >= ahead else (i - ahead) * loop_s
+        ready = max(begun, free[0]) + each
+        heapq.heapreplace(free, ready)
+        taken.append(max(ready, taken[-1] + loop_s))
+    return (taken[-1] + loop_s) / len(make_s) - loop_s
 
 
 def _alone_s(how: Circumstances) -> dict[str, float]:
