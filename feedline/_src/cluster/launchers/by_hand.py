@@ -9,8 +9,7 @@ from feedline._src.cluster.launchers.launcher import ProcessInfo, family, intege
 
 DOCS = """\
 | environment variables | FEEDLINE_PROCESS or FEEDLINE_PROCESSES, else JAX_PROCESS_ID or JAX_NUM_PROCESSES \
-| these | FEEDLINE_COORDINATOR, JAX_COORDINATOR_ADDRESS |
-| `feedline launch` | sets FEEDLINE_* | these | 127.0.0.1 and a free port |"""
+| these | FEEDLINE_COORDINATOR (`feedline launch`: 127.0.0.1 and a free port), JAX_COORDINATOR_ADDRESS |"""
 _FAMILIES = (
     ("FEEDLINE_COORDINATOR", "FEEDLINE_PROCESSES", "FEEDLINE_PROCESS"),
     ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),

@@ -258,7 +258,7 @@ def growing_memory(steps: int, growths: Sequence[Object]) -> Finding:
     return Finding(
         "warning" if grown else "ok",
         first_three([each["text"] for each in grown], "; "),
-        "drop what refers to it: a list, a closure, a metric that is never fetched (feedline.trainer.MemoryWatch)",
+        "drop what refers to it: a list, a closure, a metric never fetched; feedline.trainer.MemoryWatch warns",
         "the job fails for lack of memory once it has run for long enough",
     )
 
