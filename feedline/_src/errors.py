@@ -1,7 +1,7 @@
 """`FeedError` and its subclasses; warnings that show the user's line.
 
-A wrong argument raises a `ValueError` or a `TypeError`. Every other error that feedline raises is a
-`FeedError`. Each message states the rule, what was found, and a change that works.
+A wrong argument raises a `ValueError` or a `TypeError`; files and packages may raise `OSError` or `ImportError`.
+Every other error is a `FeedError`. Each message states the rule, what was found, and a change that works.
 """
 
 from __future__ import annotations

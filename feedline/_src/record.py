@@ -47,7 +47,7 @@ class BatchRecord(NamedTuple):
       asked, taken: when the training loop asked for the batch, and when it got it.
       parts: how the batch was made.
       placed: how it was placed.
-      step: batches delivered over all resumes, including this one.
+      step: batches delivered over all resumes, including this delivery's.
       before: epoch and position after the previous batch.
       rows: rows of the global batch, without padding.
       bad: the bad rows among the rows of the batch that this process supplies, as `BadRow`s.

@@ -3,8 +3,8 @@
 A state holds JSON values: ``{"version", "step", "epoch", "position", "fingerprint"}``. A stream's state also has
 ``"lanes"``, Grain's state of each lane that this process reads, and ``"writers"``, the process that saves each
 lane. Epoch and position form the cursor after the last batch *delivered*. All fields but ``"lanes"`` are the same
-on every process. The fingerprint identifies the rows; topology, batch size, epochs and remainder are not in it,
-so those may change between a save and a restore.
+on every process. The fingerprint identifies the rows; topology, a constant batch size, epochs and remainder
+are not in it, so those may change at a restore.
 """
 
 from __future__ import annotations
@@ -84,9 +84,7 @@ def check(state: Any, fingerprint: Mapping[str, Any], allow: Collection[str]) ->
             elif field == "data":
                 remedy = "Give the feed the same source; if it is a Grain dataset, give its random maps a seed"
             elif field == "spec":
-                remedy = (
-                    "Give the feed rows of these shapes and dtypes, which are the source's (feed.spec has JAX's)"
-                )
+                remedy = "Give the feed a source with the state's shapes and dtypes (feed.spec has JAX's instead)"
             difference = f"its {field!r} is {_short(was)}, this feed's is {_short(now)}"
             raise OtherDataError(difference, remedy, field)
     check_position(cursor.position, fingerprint["rows"], "the state's position")
@@ -116,8 +114,8 @@ def check_position(position: int, rows: int | None, name: str = "position") -> N
     """
     if rows is not None and position > rows:
         raise ValueError(
-            f"{name} counts the rows that came before in one epoch, and an epoch has {rows}; got {position}. The "
-            f"largest is {rows}, the end of the epoch; feed.seek(epoch, position) goes to any position up to that"
+            f"{name} counts the rows that came before it in its epoch, so it is at most {rows}, the end of the "
+            f"epoch; got {position}. feed.seek(epoch, position) goes to any position up to that"
         )
 
 

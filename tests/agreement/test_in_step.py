@@ -87,7 +87,8 @@ def test_a_move_elsewhere_or_after_other_batches_is_told_as_often_as_it_is_tried
     for _ in range(2):
         found = feeds[1].moved(place)
         assert "in feed 3 (feeds are numbered as they are built): process 0 went to epoch 2, position 0" in found
-        assert f"process 1 went to epoch {place.epoch}, position {place.position} after {batches} batches" in found
+        rows = f" in the order {place.order}" if place.order else ""
+        assert f"went to epoch {place.epoch}, position {place.position}{rows} after {batches} batches" in found
 
 
 def test_a_move_counts_once_wherever_it_is_interrupted(feeds):

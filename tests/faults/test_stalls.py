@@ -49,7 +49,7 @@ def test_a_read_that_hangs_is_warned_of_and_then_raised(folder, caplog):
         (record,) = (each for each in caplog.records if "row 40 of" in each.getMessage())
         where = f"a read of 8 rows, the first of them row 40 of {folder}/40, began "
         for message in (record.getMessage(), str(told.value)):
-            assert f'the last stage was "read", and 0 batches are ready behind the next one; {where}' in message
+            assert f'the last stage was "read", and 0 later batches are ready; {where}' in message
         assert "in _read\n" in record.getMessage()  # the stack of the reading thread
         assert (told.value.stage, told.value.row, told.value.file) == ("read", 40, f"{folder}/40")
         (folder / "40").rename(folder / "pipe")

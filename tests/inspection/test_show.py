@@ -67,7 +67,7 @@ def test_memory_is_shown_as_formula_and_result():
     assert formulas == [
         "host, each process (buffer 2 + 1) × 256 B = 768 B",
         "on CPU devices (buffer 2 + prefetch 2 + 3) × 256 B = 1.75 KiB",
-        "more, as read (buffer 2 + 1) × 512 B = 1.5 KiB",
+        "plus, as read (buffer 2 + 1) × 512 B = 1.5 KiB",
         "device, each (prefetch 2 + 2) × 128 B = 512 B",
     ]
 

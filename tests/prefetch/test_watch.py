@@ -55,7 +55,7 @@ def test_one_warning_with_stage_and_stacks_comes_before_the_error(watch, clock, 
     message = record.getMessage()
     assert message.startswith(
         'no stage has advanced for 30 s while the training loop waits; the last stage was "read", '
-        "and 2 batches are ready behind the next one. Stacks of all threads:\n-- "
+        "and 2 later batches are ready. Stacks of all threads:\n-- "
     )
     assert "-- MainThread\n" in message
     assert "test_one_warning_with_stage_and_stacks_comes_before_the_error" in message
@@ -66,7 +66,7 @@ def test_one_warning_with_stage_and_stacks_comes_before_the_error(watch, clock, 
     with pytest.raises(
         StallError,
         match=r"must come within Reading.stall_error_s = 300 s: no stage has advanced for 300 s .*"
-        r'the last stage was "read", and 0 batches are ready behind the next one. '
+        r'the last stage was "read", and 0 later batches are ready. '
         r"Look at the stacks .*raise that limit \[stage read\]",
     ) as caught:
         watch.warn_or_raise(0)

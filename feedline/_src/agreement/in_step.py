@@ -1,8 +1,8 @@
 """Checks that the processes that built a feed together take the same batches of it. Nothing here waits.
 
 The next batch depends only on the number of batches taken so far, and on the moves by `seek` and `set_state`
-between them. Processes can be compared only at points that all reach: places are compared at the n-th move, and
-counts of batches and moves when the feed is closed and when the program ends.
+between them. Processes can be compared only at points that all reach: their n-th moves with each other, and
+their counts of batches and moves when the feed is closed and when the program ends.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class InStep:
         """Compare this process's counts with the counts of the first process that closed the feed. Call it once.
 
         The last process to close deletes the feed's keys, except published times, which reports use. If a feed is
-        garbage-collected without this call, the process counts as closing when it builds its next feed. Returns
-        None, too, if the service was shut down, or ended with process 0, which the monitor reports.
+        garbage-collected unclosed, its closing is counted when the process builds its next feed. Also returns None
+        if the service was shut down, or process 0 ended; the monitor reports the latter.
         """
         if coordination() is None:
             return None
@@ -197,7 +197,7 @@ def _sentence(key: str, found: str) -> str:
 def _moved(process: int, move: Sequence[Any]) -> str:
     batches, (_, epoch, position, order) = move
     rows = f" in the order {order[:8]}" if order else ""  # the order of a mixture depends on its weights
-    return f"process {process} went to epoch {epoch}, position {position} after {_batches(batches)}{rows}"
+    return f"process {process} went to epoch {epoch}, position {position}{rows} after {_batches(batches)}"
 
 
 def _batches(number: int) -> str:

@@ -27,7 +27,7 @@ BLOCK_BYTES = 1 << 21  # larger blocks would delay the first shuffled batch on a
 AHEAD = 0.25  # the share of the cache for blocks that were fetched ahead and have not been read yet
 _LARGEST_PIECE_BYTES = 1 << 26
 _PIECES = 32  # a piece takes at most 1/32 of the limit (or one block), since a piece is evicted as a whole
-_TRIES = 100  # before giving up, if another program keeps deleting the folder before a file is created in it
+_TRIES = 100  # attempts, in case another program keeps deleting the folder before a file is created in it
 _KEPT = 0.9  # an eviction leaves this share of the limit, so that not every stored block causes an eviction
 _STORED = 1 / 32  # after storing this share of the limit, a process measures all files: other processes store, too
 _TOUCH_NS = 60 * 10**9  # an access is recorded only if the last recorded one is longer ago than this
@@ -156,7 +156,7 @@ _caches: weakref.WeakValueDictionary[tuple[str, int | None], Cache] = weakref.We
 
 
 def cache_of(options: Store) -> Cache:
-    """Return the cache of a source. Sources with equal folder and limit share it, since it measures all files."""
+    """The cache of a source, shared by all of the same folder and limit, since each new one measures all files."""
     key = options.folder, options.cache_bytes
     return _caches.get(key) or _caches.setdefault(key, Cache(*key))
 

@@ -30,7 +30,7 @@ old, no later version can have this date, even if the clocks of store and machin
 _PROGRESS_BYTES = 1 << 18
 """An answer must grow by this much within the patience. Even if 64 requests share 1 MB/s, this takes only 17 s."""
 _SHORTEST_S = 5.0
-"""The least time for this progress. A shorter patience limits only how long errors may last."""
+"""The least time for this progress, even if the patience is shorter: that limits only how long errors may last."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _UNREACHABLE_S = 10.0  # the most patience with a store that was never reached: its address may be wrong
 _WARN_AFTER_S, _WARN_EVERY_S = 5.0, 60.0
@@ -113,7 +113,7 @@ class Client:
             raise self._refused(rule, _reason(error), "") from None
 
     async def version(self, key: str) -> Version:
-        """The present version of an object. FeedError: also if it is not strong (`Version.check_strong`)."""
+        """The present version of an object. FeedError: also if it could be replaced unnoticed (`check_strong`)."""
         return await self._patiently(key, functools.partial(self._version, key))
 
     async def _version(self, key: str) -> Version:
@@ -190,7 +190,7 @@ class Client:
         return found
 
     async def _patiently(self, key: str, request: Callable[[], Awaitable[T]]) -> T:
-        """Call `request`, again after transient errors if the patience allows it, and return its result."""
+        """Call `request`, repeat it after transient errors within the patience, and return its result."""
         name, failing_since, pause = f"{self._base}/{key}", None, _FIRST_PAUSE_S
         while True:
             try:
@@ -205,7 +205,7 @@ class Client:
                     limit_s = min(limit_s, _UNREACHABLE_S)
                     rule, remedy = "be reachable when it is opened", _FIND
             if failing_s >= limit_s:
-                if not self._answered:  # an answer proves the address; a new client would give up after 10 s
+                if not self._answered:  # keep it if the address is proven: a new client gives up after 10 s
                     self._replace()
                 raise FeedError(
                     f"a store must {rule}, and {name} failed for {failing_s:.0f} s, last with: {reason}; {remedy}",

@@ -19,7 +19,7 @@ from feedline._src.runtime.exit import check_may_read, close_at_exit
 K = TypeVar("K")
 T = TypeVar("T")
 AT_ONCE = 64
-"""The most requests in flight. Half as many, twice as large, take the same memory, but get half the bytes/s."""
+"""The most requests in flight, besides hedges. Half as many, twice as large: the same memory, half the bytes/s."""
 REQUEST_BYTES = 1 << 22  # the largest request; each one in flight takes this much memory
 MOST = 2 * AT_ONCE  # once this many requests wait or are in flight, nothing more is fetched ahead
 

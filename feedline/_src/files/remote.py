@@ -117,7 +117,7 @@ class RemoteFile(File):
         return all(piece.is_near(block) for piece, some in self._by_piece(blocks) for block in some)
 
     def close(self) -> None:
-        """Cancel requests in flight, and let the cache evict the whole file."""
+        """Cancel requests in flight, and unlock `_whole` for eviction."""
         self._whole = None
         for each in (*self._pieces, self._bytes):
             each.cancel()
@@ -139,11 +139,11 @@ class RemoteFile(File):
         return None if mapped is None else mapped.memory
 
     def check(self) -> None:
-        """Drop the mapping; `memory` makes a new one if cache files are intact. Fetching checks the version."""
+        """Drop the mapping; `memory` maps intact files again. Fetches, not this, check the object's version."""
         self._mapped = None
 
     def check_open(self) -> None:
-        """Check up to 16 mapped pieces, in turn. If one was deleted or written to, drop the mapping, and verify
+        """Check the next 16 mapped pieces, or all. If one was deleted or written to, drop the mapping, and verify
         all pieces again: what was read may be wrong. (`with_path` checks the whole file itself.)
         """
         mapped = self._mapped
@@ -217,7 +217,7 @@ def fetch_whole(files: Sequence[RemoteFile]) -> None:
             file.close()
         raise
     finally:
-        threads.shutdown(wait=False)  # after Ctrl-C, a thread may wait for a process that fetches its file
+        threads.shutdown(wait=False)  # a thread may wait for another process's fetch: Ctrl-C must not
 
 
 def open_objects(urls: Sequence[str], options: Store) -> dict[str, RemoteFile]:

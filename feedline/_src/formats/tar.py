@@ -100,7 +100,7 @@ def _scanned(opened: BinaryIO, size: int) -> Scan:
 
 
 class _Member(NamedTuple):
-    """A member that is a field of a record. `entry` holds the `ENTRY` integers that locate it."""
+    """A member that is a field of a record. `entry` locates it: see `record_index.ENTRY`."""
 
     name: str
     key: str

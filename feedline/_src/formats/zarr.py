@@ -97,7 +97,7 @@ class ZarrFolder:
 class ZarrFolders(list[ZarrFolder]):
     """The folders of a source, by number. Used in place of `Files`."""
 
-    in_store = False  # also for folders in a store, from which the format itself fetches
+    in_store = False  # in a store, too: the format itself fetches the files
     digests = None  # the source makes its digest from sampled rows
 
     def __init__(self, paths: Sequence[str], store: Store | None = None) -> None:

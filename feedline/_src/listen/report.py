@@ -32,7 +32,7 @@ class Change:
     @classmethod
     def of(cls, before: Settings, after: Settings, wait_share: float) -> Change:
         changed = [name for name in Settings._fields if getattr(before, name) != getattr(after, name)]
-        if not (before.threads and after.threads):  # 0: workers or the caller read, as other settings show
+        if not (before.threads and after.threads):  # 0 threads: workers or the caller read; other settings show it
             changed = [name for name in changed if name != "threads"]
         now, then = ({name: getattr(settings, name) for name in changed} for settings in (before, after))
         return cls(now, then, wait_share)
@@ -68,7 +68,7 @@ class Report:
     Attributes:
       bound: what limits training: "read" (reading rows), "host" (transform, casts and copies), "place" (the calls
         that place batches, and transfers), "compute" (the training step: input is fast enough), "loop" (the
-        program's own Python, during which the devices are idle; or other threads and programs: see `held_up`), or
+        program's own Python keeps the devices idle; or, if `held_up`, other threads or programs do), or
         "straggler" (one process has slower input than the others).
       au: accelerator utilisation, 0 to 1: batches × device time of a step ÷ wall time. If `idle_s` is not known,
         all of the loop's own time counts as device time.

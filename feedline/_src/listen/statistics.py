@@ -43,17 +43,17 @@ class Metric(NamedTuple):
 
 
 def _field(name: str, help: str, default: float | None = 0, *, label: str = "", value: str = "") -> Any:
-    """A field that holds the only value of a metric, its value for the label `value`, or a dict {label: value}."""
+    """A field that holds a metric's only value, its value where `label` is `value`, or all values by label."""
     metric = Metric(f"feedline_{name}", help, label)
     return dataclasses.field(default=default, metadata={"metric": metric, "value": value})
 
 
 _STAGE = (
     "stage_seconds_total",
-    "Time of a stage, summed over its threads: read (rows), transform, stage (casts and copies into host "
-    "buffers), place (the calls that place batches).",
+    'Time of each stage, summed over its threads: "read" rows, "transform", "stage" (casts and copies into host '
+    'buffers), "place" (the calls that place batches).',
 )
-_STAGE_CPU = "stage_cpu_seconds_total", "Processor time of a stage: read, host (transform and stage), place."
+_STAGE_CPU = "stage_cpu_seconds_total", 'Processor time by stage: "read", "host" ("transform", "stage"), "place".'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,16 +62,16 @@ class Statistics:
 
     Counts begin when the feed is built. Times are seconds of this process, summed over all batches. The times of
     stages are also summed over threads, so they may exceed the elapsed time. "Latest" means at most 256 batches,
-    except batches that were read before the loop began. None: not known, or not known yet.
+    without those that were read before the loop began. None: not known, or not known yet.
 
     `rows` includes bad rows. `placed_bytes` counts ragged leaves at their largest length. `place_s` is the time in
     JAX's calls; transfers may take longer. The host buffers of worker processes are not counted, and neither is
     the processor time of Grain's own threads, which is unknown. `au`, 0 to 1, is batches × device time of a step ÷
-    wall time. All time is device time, except the share `wait_share` and the part of the loop's own time in which
-    the devices were idle, once this part is known.
+    wall time. `au` counts all time as device time, except the share `wait_share` and, once known, the part of the
+    loop's own time in which the devices were idle.
 
     `tokens` has one entry "all" or, for a mixture, one entry per source, by name. Only `feedline.Packed` and
-    `feedline.Ragged` know their tokens. Rows that the remainder drops count once the epoch is over. A bad row that
+    `feedline.Ragged` know their tokens. Rows that the remainder drops count when the epoch ends. A bad row that
     is masked or replaced counts with its own tokens, since a process knows only its own bad rows.
 
     `stores` counts what all feeds of this process, without their workers, requested from stores: `requests`,

@@ -155,7 +155,7 @@ class _Return(weakref.ref[_Lease]):
 
     @classmethod
     def of(cls, slab: Slab, lease: _Lease, idle: deque[_Return]) -> _Return:
-        """Create it in a frame of its own: an interrupt then frees a `_Return` without slab before its lease."""
+        """Create it in a frame of its own: if interrupted before it has a slab, it is freed before its lease."""
         back = cls(lease, idle.append)
         back.slab = slab
         return back

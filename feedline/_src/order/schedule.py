@@ -1,6 +1,6 @@
 """Computes the positions of each batch, as pure arithmetic over batch size, remainder and epochs.
 
-A *cursor* is (epoch, position): where the next row comes from. A position is at most n, the number of rows. A
+A *cursor* is (epoch, position): how many rows of the epoch came before, at most n, the number of rows. A
 cursor in a checkpoint is not normalised: after the last row of an epoch its position is n, not 0 of the next
 epoch. The next batch decides, with its own batch size, whether that epoch is over. Padding has no positions of its
 own, so no batch size and no remainder leads to a position beyond n.
@@ -28,7 +28,7 @@ ENDLESS = (1 << 63) - 1
 
 
 class Cursor(NamedTuple):
-    """Where the next row of a feed comes from."""
+    """Where the next row of a feed comes from: after `position` rows of the epoch."""
 
     epoch: int
     position: int
@@ -125,7 +125,7 @@ class Schedule:
         end = start.position + self.batch_size
         if self.remainder != "wrap":
             return Cursor(start.epoch, min(end, self.rows))  # "pad" repeats rows beyond the end
-        beyond = (end - 1) // self.rows  # epoch of the last row; at its end, the position is n, not 0
+        beyond = (end - 1) // self.rows  # up to the last row, so that an epoch's end has position n, not 0
         return Cursor(start.epoch + beyond, end - beyond * self.rows)
 
     def positions(self, start: Cursor, offsets: npt.NDArray[np.int64]) -> BatchPositions:
@@ -144,7 +144,7 @@ class Schedule:
         """The positions of some rows of a batch, grouped by epoch.
 
         Returns:
-          (epoch, rows, positions) for each stretch of ascending positions. Adjacent positions are a range.
+          (epoch, rows, positions) for each stretch of ascending positions. Adjacent ones may be a range.
         """
         count = len(offsets)
         if count and offsets[-1] < self.rows - start.position:  # usually, all rows are in this epoch

@@ -115,7 +115,7 @@ class Watch:
             return
         found = (
             f"no stage has advanced for {still_s:.0f} s while the training loop waits; the last stage was "
-            f'"{stage}", and {waiting} batches are ready behind the next one'
+            f'"{stage}", and {waiting} later batches are ready'
         )
         pending = None
         if self.longest_read is not None:

@@ -1,4 +1,4 @@
-"""Stops long reads and closes open feeds when the interpreter exits, so that neither delays or aborts the exit.
+"""Stops long reads and closes open feeds when the interpreter exits, so that they do not delay or abort it.
 
 While the interpreter finalises, CPython before 3.14 ends a daemon thread as soon as the thread takes the GIL, by
 unwinding its stack. C++ code that forbids this aborts the process: "terminate called without an active exception".

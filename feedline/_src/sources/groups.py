@@ -307,7 +307,7 @@ class GroupSource(_GroupedRows, Source):
                 try:
                     values = jax.tree.leaves(self._single(row))
                 except RowError:
-                    values = []  # hash nothing, so that all machines agree; the feed decides about bad rows
+                    values = []  # no error text, which differs by machine; the feed decides about bad rows
                 for value in values:
                     hashed.update(np.asarray(value).tobytes()[: digests.SAMPLED_BYTES])
             found.append([end - first, hashed.hexdigest()[:32]])

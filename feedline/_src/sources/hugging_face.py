@@ -186,7 +186,7 @@ def _plain(column: Any, name: str) -> Any:
 
 
 def _of_one_shape(kind: Any, rows: Any) -> Any:
-    """The type `kind` with lists of fixed size, as in the first row that is not null, without extension types."""
+    """The type `kind` without extension types, its lists of the fixed sizes in the first row that is not null."""
     if isinstance(kind, pyarrow.BaseExtensionType):
         return _of_one_shape(kind.storage_type, rows.storage)
     if not is_a(kind, "list", "large_list", "fixed_size_list"):

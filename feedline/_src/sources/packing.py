@@ -56,7 +56,7 @@ class ByLength:
         self._first, self._seed = first[order], seed
 
     def first_tokens(self, length_number: Indices, rank: Indices, epoch: int | None) -> Indices:
-        """int64[k]: for each i, the first token of document rank[i] of the length with number length_number[i].
+        """int64[k]: for each i, where document rank[i] among those of length lengths[length_number[i]] begins.
 
         Args:
           epoch: selects a permutation of the documents of each length. None: they keep the order of the source.
@@ -86,8 +86,8 @@ class Kind(NamedTuple):
 class BestFit:
     """Whole documents in rows of `length` tokens, by best fit decreasing over the histogram of lengths.
 
-    A kind has one *slot* for each document of a row; a *run* is the slots for documents of one length. Slots and
-    runs are numbered kind by kind.
+    A kind has one *place* for each document of a row; a *run* is the places for documents of one length. Both are
+    numbered kind by kind.
 
     Args:
       first, lengths: int64[n], the first token and the length of each document; none is longer than `length`.
@@ -106,15 +106,15 @@ class BestFit:
         rows = np.array([kind.rows for kind in kinds])
         self._first_row = _begins(rows)  # of each kind
         self.rows = int(self._first_row[-1])
-        self._first_slot = _begins(np.array([kind.documents for kind in kinds]))  # of each kind
+        self._first_place = _begins(np.array([kind.documents for kind in kinds]))  # of each kind
         runs = np.array([run for kind in kinds for run in kind.runs])
         self._length_number, self._each = runs[:, 0], runs[:, 1]  # of each run
-        self._run = np.repeat(np.arange(len(runs)), self._each)  # of each slot
-        self._slot_of_run = _begins(self._each)
-        tokens = documents.lengths[self._length_number[self._run]]  # of each slot
-        self._tokens = np.add.reduceat(tokens, self._first_slot[:-1])  # of one row of each kind
-        # of each run, the rank of its first document in the first row of the kind: the number of documents of this
-        # length in earlier kinds
+        self._run = np.repeat(np.arange(len(runs)), self._each)  # of each place
+        self._place_of_run = _begins(self._each)
+        tokens = documents.lengths[self._length_number[self._run]]  # of each place
+        self._tokens = np.add.reduceat(tokens, self._first_place[:-1])  # of one row of each kind
+        # of each run, how many documents of its length are in earlier kinds: the rank of its first document in the
+        # first row
         taken = self._each * np.repeat(rows, [len(kind.runs) for kind in kinds])
         by_length = np.argsort(self._length_number, kind="stable")
         self._first_rank = np.empty_like(taken)
@@ -134,14 +134,14 @@ class BestFit:
         """The documents of some rows. `epoch=None`: without permutations, so rows are the same in every epoch."""
         kind = np.searchsorted(self._first_row, rows, "right") - 1
         row_in_kind = rows - self._first_row[kind]
-        documents = self._first_slot[kind + 1] - self._first_slot[kind]
-        row, place = _numbered(documents)
+        documents = self._first_place[kind + 1] - self._first_place[kind]
+        row, in_row = _numbered(documents)
         if epoch is not None:  # draw the order inside each row
             keys = words("in row", self._seed, epoch)
-            place = permuted_each(documents[row], keys, place, tweaked(rows, keys[-1])[row])
-        slot = self._first_slot[kind[row]] + place
-        run = self._run[slot]
-        rank = self._first_rank[run] + row_in_kind[row] * self._each[run] + slot - self._slot_of_run[run]
+            in_row = permuted_each(documents[row], keys, in_row, tweaked(rows, keys[-1])[row])
+        place = self._first_place[kind[row]] + in_row
+        run = self._run[place]
+        rank = self._first_rank[run] + row_in_kind[row] * self._each[run] + place - self._place_of_run[run]
         number = self._length_number[run]
         return Spans(row, self._documents.first_tokens(number, rank, epoch), self._documents.lengths[number])
 

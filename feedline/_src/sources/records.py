@@ -22,7 +22,7 @@ class RecordSource(Source):
     one is read.
 
     Args:
-      shuffled: whether the default order is shuffled. True if the dataset only wraps a user's object.
+      shuffled: whether the default order is shuffled. Pass True if the dataset only wraps a user's object.
 
     `read` also accepts indices epoch·n + row, with n = len(dataset), so that Grain's random maps differ by epoch.
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from feedline._src.cluster.launchers.launcher import Job, ProcessInfo, agreed_port, ranked
 
 DOCS = """\
-| Open MPI | OMPI_COMM_WORLD_RANK or OMPI_COMM_WORLD_SIZE | these | the host of mpirun (OMPI_MCA_orte_hnp_uri in \
+| Open MPI | OMPI_COMM_WORLD_RANK or OMPI_COMM_WORLD_SIZE | both | the host of mpirun (OMPI_MCA_orte_hnp_uri in \
 version 4, PMIX_NAMESPACE in 5), a port from a hash |"""
 _NAMES = (
     "OMPI_COMM_WORLD_RANK",
@@ -43,8 +43,8 @@ def _coordinator(environ: Mapping[str, str], one_host: bool) -> str:
         host = of_namespace[1]
     else:
         raise ValueError(
-            "Open MPI names the host of mpirun in OMPI_MCA_orte_hnp_uri (version 4) or PMIX_NAMESPACE "
-            f"(version 5), but found {uri!r} and {namespace!r}; name the host of process 0 and a free port "
+            "Open MPI must name mpirun's host in OMPI_MCA_orte_hnp_uri (version 4) or PMIX_NAMESPACE "
+            f"(version 5), got {uri!r} and {namespace!r}; name the host of process 0 and a free port "
             "there: mpirun -x FEEDLINE_COORDINATOR=node1:61500 …"
         )
     return f"{host}:{agreed_port(environ, namespace or uri)}"

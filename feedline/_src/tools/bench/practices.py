@@ -141,7 +141,7 @@ def line(name: str, found: Figures) -> str:
         return f"{name:<24} {found['error']}"
     on, off = found["on"], found["off"]
     low, high = found["ratios"][0], found["ratios"][-1]
-    # the compiler's figures: on and off share a process, so a device's peak covers both
+    # from the compiler: a device's own peak would cover on and off, which share a process
     mib = [each["compiled_bytes"]["total"] / 2**20 for each in (on, off)]
     return (
         f"{name:<24} {found['workload']:<8} {on['step_ms']:>8.2f} {off['step_ms']:>8.2f}   "

@@ -57,8 +57,8 @@ def convert(
       destination: a new folder, or the result of the same conversion, which is then only opened.
       format: "npy", "array_record", "parquet" or "zarr". None: "npy" for arrays, "array_record" for bytes,
         "parquet" for records of several fields with bytes.
-      rows_per_shard: rows of each file; the last file has the rest. None: about 256 MB per file, or more so that
-        there are at most 512 files.
+      rows_per_shard: rows of each file; the last file has the rest. None: about 256 MB per file, but more
+        if that gave over 512 files.
       workers: processes that convert; the source must be picklable. 0: this process.
       map: replaces `workers`, for example to convert on other machines. It is called like the builtin `map`, with
         a picklable function and the numbers of the shards; results may arrive in any order. All machines must see
@@ -134,7 +134,7 @@ class Conversion:
         chunk = rows.in_bytes(_CHUNK_BYTES)
         if rows_per_shard is None:
             most = max(rows.in_bytes(_SHARD_BYTES), -(-count // _MOST_SHARDS))
-            rows_per_shard = -(-most // chunk) * chunk  # so that the blocks of `feedline.Blocks` can be chunks
+            rows_per_shard = -(-most // chunk) * chunk  # whole chunks: a block of `feedline.Blocks` can be one
         shard = min(count, checked_integer("rows_per_shard", rows_per_shard, at_least=1))
         partial = path.with_name(f"{path.name}.partial")
         return cls(rows, path, partial, choose_format(form, rows), count, shard, min(shard, chunk))
@@ -169,7 +169,7 @@ class Conversion:
             )
         if (map is not None or workers) and not getattr(self.rows.source, "picklable", True):
             raise TypeError(
-                "other processes cannot read arrays in the memory of this one; convert with workers=0, or pass a "
+                "other processes cannot read arrays in the memory of this one; omit workers and map, or pass a "
                 "source of files"
             )
         description = self._description()
@@ -232,7 +232,7 @@ class Conversion:
     def _description(self) -> dict[str, Any]:
         """JSON values of this conversion. A later run keeps finished files only if its values are the same."""
         source = self.rows.source
-        files = _state_of_files(source)  # before `identity`, which refuses files replaced since they were opened
+        files = _state_of_files(source)  # first: `identity` then refuses files replaced since they were opened
         sampled = hashlib.sha256()  # the identity of a source does not include its decoder
         for row in sorted({0, self.count // 2, self.count - 1}):
             next(self.rows.chunks(range(row, row + 1), 1, sampled))

@@ -123,7 +123,7 @@ def _memory(options: FeedOptions, plan: Plan) -> Iterator[RenderableType]:
     for what, factor, count, total in (
         ("host, each process", f"{ahead} + 1", host, memory.host_bytes),
         ("  on CPU devices", f"{ahead} + {prefetch} + 3", on_cpu_devices, memory.host_bytes_on_cpu_devices),
-        ("  more, as read", f"{ahead} + 1", host, memory.host_bytes_as_read),
+        ("  plus, as read", f"{ahead} + 1", host, memory.host_bytes_as_read),
         ("device, each", f"{prefetch} + 2", settings.device_batches, memory.device_bytes),
     ):
         if total:
