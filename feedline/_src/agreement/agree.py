@@ -22,7 +22,7 @@ from feedline._src.agreement.monitor import ended_processes, poll_failure
 from feedline._src.errors import FeedError, ProcessError, as_arguments
 
 _log = logging.getLogger("feedline")
-_SLICE_S = 1.0  # length of one wait: neither Ctrl-C nor a failure of another process interrupts a wait in jax
+_SLICE_S = 1.0  # length of one wait in jax, which neither Ctrl-C nor the failure of another process interrupts
 _SLICED = (
     "build the feeds in the same order everywhere, and give every process the whole data: feedline finds each "
     "process's rows itself, so a dataset must not be sliced per process (dataset[process::processes], "
@@ -45,7 +45,7 @@ _ABSENT = "absent"
 def collective_build(
     processes: Collection[int], warning_s: float, error_s: float, call: str | None = None
 ) -> Iterator[CollectiveBuild]:
-    """Context manager in which several processes build a feed, and compare it by calling `agree` at the end.
+    """Context manager in which several processes build a feed, and at the end compare their feeds by `agree`.
 
     If the block raises in one process, the other processes raise, too. `agree` returns at once if this process is
     not among `processes`, or is the only one. After `warning_s`, a warning names the processes that have not
@@ -65,12 +65,12 @@ def collective_build(
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveBuild:
-    """The build of a feed by several processes. If there is only one, nothing is compared, and `key` is None.
+    """The build of a feed by several processes. With only one process, nothing is compared, and `key` is None.
 
     Each process publishes its description under the digest of the description, publishes the digest under its
     process index, and increments a counter. The last process to arrive compares the digests and publishes a
-    verdict, for which the others wait: four calls per process. A process that fails publishes a verdict, too; the
-    first verdict is final. The last process also deletes the keys of the previous build, which is complete.
+    verdict, for which the others wait. So a process makes four calls. A process that fails publishes a verdict,
+    too; the first verdict is final. The last process also deletes the keys of the previous, complete build.
     """
 
     service: Coordination | None
@@ -78,7 +78,7 @@ class CollectiveBuild:
     processes: Sequence[int]
     warning_s: float
     error_s: float
-    call: str | None = None  # for messages: the method of an existing feed that all call, such as "feed.move"
+    call: str | None = None  # for messages: the method that all call on an existing feed, such as "feed.move"
 
     @property
     def _path(self) -> str:
@@ -87,7 +87,7 @@ class CollectiveBuild:
     def agree(self, description: Mapping[str, Any]) -> None:
         """Compare this process's description (JSON values by field) with the descriptions of all other processes.
 
-        Raises a `ProcessError` that names the process: it differs, failed, or did not arrive in time.
+        If a process differs, failed, or did not arrive in time, a `ProcessError` names it.
         """
         service = self.service
         if service is None:
@@ -120,7 +120,7 @@ class CollectiveBuild:
             self._publish(service, verdict)
 
     def _publish(self, service: Coordination, verdict: Mapping[str, Any] | None) -> None:
-        """Publish a verdict, unless one exists: the arguments of the error to raise, or None for no difference."""
+        """Publish a verdict: the arguments of an error, or None for no difference. An earlier verdict stays."""
         service.set(f"{self._path}/verdict", json.dumps(verdict))
 
     def _find_mismatch(self, service: Coordination) -> Mismatch | None:
@@ -180,8 +180,8 @@ class Mismatch(NamedTuple):
 def find_mismatch(descriptions: Mapping[int, Mapping[str, Any]]) -> Mismatch | None:
     """Find the first field that differs between processes; None if all fields are equal. Pure.
 
-    The value that most processes have counts as right; in a tie, the value of the lowest process. Dicts are
-    compared entry by entry.
+    The most common value is taken to be right; in a tie, the value of the lowest process. Dicts are compared entry
+    by entry.
     """
     flat = {process: _flat(description) for process, description in sorted(descriptions.items())}
     fields = list(dict.fromkeys(field for entries in flat.values() for field in entries))

@@ -18,8 +18,8 @@ class AllGather:
     """Gathers a JSON value from each of `processes` processes, in named rounds. It keeps the last `kept` rounds.
 
     The value that a process contributes must depend only on the round. So a process may repeat earlier rounds,
-    after an interrupt or a `seek`, and receives the values that were gathered then. After an interrupt, threads of
-    the old and the new pipeline may call at once. Equal values are published once.
+    after an interrupt or a `seek`, and receives the values that were gathered the first time. After an interrupt,
+    threads of the old and the new pipeline may call at once. Of several equal values, one is published.
     """
 
     def __init__(self, service: Coordination, key: str, processes: int, kept: int) -> None:
@@ -46,7 +46,7 @@ class AllGather:
 
         Args:
           name: the name of the round: a path, e.g. "0/12".
-          failed: whether this process failed in the round. If any did, the next call for the round gathers anew.
+          failed: whether this process failed in the round. If any process did, the round's next call gathers anew.
           stopped: returns whether to stop waiting and raise a `FeedError`.
         """
         tries = self._failed_tries[name]
@@ -71,7 +71,7 @@ class AllGather:
         return [value for _, value in gathered]
 
     def _contribute(self, key: str, own: str) -> bool:
-        """Set this process's value; if it is the last of all, publish all. False: the value was already set."""
+        """Set this process's value. If it is the last to arrive, publish all values. False: it was already set."""
         if not self._service.set(f"{key}/value/{self._service.process}", own):
             return False
         self._kept.append(key)

@@ -18,12 +18,12 @@ from typing import Any
 
 from feedline._src.errors import ProcessError
 
-_WAITS_PER_S = 2000  # of all processes, at most: a fifth of the calls/s that process 0 answered on two cores
+_WAITS_PER_S = 2000  # the most, over all processes: a fifth of the calls/s that process 0 answered on two cores
 _counts: collections.Counter[str] = collections.Counter()
 
 
 def coordination() -> Coordination | None:
-    """The service that `jax.distributed.initialize` joined; None if it was not called, or has been shut down."""
+    """The service that `jax.distributed.initialize` joined; None before that call, and after the shutdown."""
     if "jax" not in sys.modules:
         return None
     from jax._src import distributed
@@ -35,7 +35,7 @@ def coordination() -> Coordination | None:
 def counted(kind: str, processes: Sequence[int]) -> str:
     """The path of the next feed, loop or stop of these processes.
 
-    It is the same in all of them if they make their feeds, loops and stops in the same order.
+    All these processes get the same path if they make their feeds, loops and stops in the same order.
 
     Example:
       >>> counted("example", [0, 1]), counted("example", [0, 1])
@@ -139,7 +139,7 @@ class Comparison:
         self._published: collections.deque[str] = collections.deque()
 
     def differing(self, key: str, value: Any) -> tuple[int, Any] | None:
-        """Return the first process and its JSON value, if this differs from `value`; otherwise None."""
+        """Return the first process and its JSON value, if that value differs from `value`; otherwise None."""
         text = json.dumps(value)
         if self._service.set(key, f"[{self._service.process}, {text}]"):
             self._published.append(key)

@@ -18,14 +18,14 @@ from feedline._src.agreement.coordination import Comparison, Coordination, coord
 from feedline._src.errors import FeedError
 
 _KEPT_FEEDS = 64  # counts are kept for this many deleted feeds, latest values for this many feeds
-_KEPT_MOVES = 64  # moves of a feed kept in the service: a process that is further behind is not compared
+_KEPT_MOVES = 64  # how many moves of a feed the service keeps; a process that is further behind is not compared
 _latest = collections.defaultdict[int, dict[str, None]](dict)  # {process: the keys of its values, oldest first}
 _gone: collections.deque[tuple[str, tuple[int, int, bool]]] = collections.deque(maxlen=_KEPT_FEEDS)
 _dropped: collections.deque[tuple[str, int]] = collections.deque()  # feeds that were deleted, but not closed
 
 
 class Place(NamedTuple):
-    """Where a batch begins: how many batches were delivered before, over all resumes, and where its first row is.
+    """Where a batch begins: how many batches came before it, over all resumes, and where its first row is.
 
     `order`: for a mixture, a digest of its order, because `set_state` may change it.
     """
@@ -41,7 +41,7 @@ class Count(NamedTuple):
 
     batches: int
     moves: int
-    failed: bool = False  # the latest `next` raised an error, which explains more: counts are not compared
+    failed: bool = False  # the latest `next` raised; counts are not compared then, since its error explains more
 
     def __str__(self) -> str:
         moves = f" and made {self.moves} move{'s' if self.moves > 1 else ''} by seek or set_state"
@@ -140,11 +140,11 @@ def _forget(service: Coordination, key: str, members: int) -> None:
 
 
 _of_feeds: set[weakref.ref[InStep]] = set()
-"""Any thread may add to this set and to `_gone`: each is copied before it is read, and the copy is atomic."""
+"""Any thread may add to this set and to `_gone`, because each is read only as a copy, and copying is atomic."""
 
 
 def counts() -> dict[str, Count]:
-    """The counts of this process for each feed, by its key; also for the latest deleted feeds."""
+    """This process's counts for each existing feed and for the latest deleted ones, by the feed's key."""
     gone = {key: Count(*count) for key, count in _gone.copy()}
     return gone | {feed.key: feed.count for feed in _open()}
 
@@ -170,7 +170,7 @@ def ends_differ(other: int, ended: Mapping[str, Sequence[Any]], process: int) ->
 
 
 def more_than(other: Mapping[str, Sequence[Any]]) -> tuple[int, int] | None:
-    """Find a feed of which this process took more batches than another. Returns (other's, own) count, or None."""
+    """Find a feed of which another process took fewer batches than this one. Returns (its count, ours) or None."""
     own = counts()
     pairs = ((count[0], own[key].batches) for key, count in other.items() if key in own)
     return next((pair for pair in pairs if pair[0] < pair[1]), None)

@@ -2,8 +2,8 @@
 
 Keys in the coordination service, which process 0 stores::
 
-    feedline/abort             the first failure: [process, arguments of the error], where process is null if any
-                               process may be wrong; or "" if all processes succeeded
+    feedline/abort             the first failure: [process, arguments of the error], where process is null if it is
+                               unknown which one is wrong; or "" if all processes succeeded
     feedline/left/<p>          process p ends because of that failure
     feedline/heartbeat/<p>     a value that process p changes at each beat
     feedline/status/silent     the processes whose heartbeats have stopped, as process 0 sees them
@@ -34,7 +34,7 @@ from feedline._src.agreement.in_step import counts_by_group, ends_differ, missed
 from feedline._src.errors import FeedError, ProcessError, as_arguments
 
 EXTRA_HEARTBEAT_S = 5.0
-"""Added to `abort_after_s` for jax's heartbeat timeout, so that jax does not end a process that is merely slow."""
+"""`abort_after_s` plus this is jax's heartbeat timeout, so that jax does not end a process that is merely slow."""
 _ABORT, _LEFT = "feedline/abort", "feedline/left"
 _HEARTBEAT, _STATUS, _ENDED = "feedline/heartbeat", "feedline/status", "feedline/ended"
 _FIRST_ENDS, _SILENT = f"{_STATUS}/ended", f"{_STATUS}/silent"
@@ -48,7 +48,7 @@ _JOIN_S = 10.0  # how long the exit waits for heartbeats in flight, and for the 
 _OUTPUT_S = 1.0  # how long the end of this process waits for its last output
 _PROCESS_0_S = 2.0  # how long process 0, which stores the keys, waits for the others to end
 _UNWRITABLE = (OSError, ValueError, AttributeError)  # a full disk, a closed stream, no stream (None)
-_SUCCESS_S = 300.0  # how long a process that succeeded waits for the others: like jax's own shutdown barrier
+_SUCCESS_S = 300.0  # how long a process that succeeded waits for the others; jax's own barrier waits as long
 
 
 class _SupportsClose(Protocol):
@@ -58,11 +58,11 @@ class _SupportsClose(Protocol):
 _monitor: Monitor | None = None
 _closed_on_abort: set[weakref.ref[_SupportsClose]] = set()
 """What to close once another process has failed, so that threads that wait in it wake up. Any thread may add to
-this set, since a copy of it is atomic."""
+this set, because it is read only as a copy, and copying is atomic."""
 
 
 def abort(reason: str | BaseException) -> None:
-    """Report to the other processes that this process has failed. They end with this message.
+    """Report to the other processes that this process has failed. They print the reason, and end.
 
     An uncaught exception is reported without this call. Call it before `sys.exit(1)`, which jax and feedline
     cannot distinguish from success: without the call, this process would wait at its end for the others. Only the
@@ -95,12 +95,12 @@ def blamed_process(line: bytes) -> tuple[int, bool] | None:
       >>> blamed_process(b"feedline: process 0 failed: OSError: no space"), blamed_process(b"step 7")
       ((0, False), None)
     """
-    match = _BLAMED.search(line)  # anywhere in the line: another thread may be writing a traceback
+    match = _BLAMED.search(line)  # anywhere in the line, because another thread may be writing a traceback
     return match and (int(match[1] or match[2]), match[1] is None)
 
 
 def out_of_step(found: str) -> ProcessError:
-    """Report that processes take different batches of a feed, which ends them all. Returns the error to raise."""
+    """Report that processes take different batches of a feed; this ends them all. Returns the error to raise."""
     if (service := coordination()) is not None:
         _report(service, None, {"message": found, "stage": "agree"})
     return ProcessError(found, stage="agree")
@@ -189,14 +189,14 @@ class Monitor:
         if self._process:
             watching = threading.Thread(target=self._watch_process_0, name="feedline-process-0", daemon=True)
             self._beating.append(watching)
-        # jax sends two heartbeats per timeout, so it may end this process after half a timeout; a third is earlier
+        # jax beats twice per timeout, so it may end this process after half of it; a third of it is earlier
         silent_after_s = (abort_after_s + EXTRA_HEARTBEAT_S) / 3
         self._every_s = max(silent_after_s / (_BEATS + 1), 2 * service.processes / _CALLS_PER_S)
         self._beats = 0  # beats that process 0 has received
-        self._last_beats: dict[int, tuple[str, int]] = {}  # in process 0: the last beat of each, and its repeats
+        self._last_beats: dict[int, tuple[str, int]] = {}  # in process 0: each process's last beat, its repeats
         self._silent: list[int] = []  # the silent processes, as reported last
         self._first_end_at: float | None = None
-        self._ahead_at: float | None = None  # since when this process has more batches than the first to end
+        self._ahead_at: float | None = None  # since when this process has more batches than one that has ended
 
     @property
     def watches(self) -> bool:  # a forked child inherits the hooks but not the thread
@@ -234,12 +234,12 @@ class Monitor:
         process, arguments = json.loads(value)
         self.failure = _error_of(process, arguments)
         for reference in _closed_on_abort.copy():
-            if (waiting := reference()) is not None:  # `close` may close an iterator of the user, which may hang
+            if (waiting := reference()) is not None:  # `close` may hang in an iterator of the user
                 _call_briefly(waiting.close)
             del waiting
         if process not in (None, self._process):
             say(str(FeedError(**arguments)), f"process {self._process} ends, too")
-        elif not self.failed:  # another process has found that this one left its loop early
+        elif not self.failed:  # this process left its loop early, or the processes are out of step
             self.failed = True
             say(str(FeedError(**arguments)))
         self._reported.set()
@@ -315,7 +315,7 @@ class Monitor:
         )
 
     def _find_early_end(self, ends: list[tuple[int, dict[str, Any]]]) -> None:
-        """Report a process that ended after fewer batches than this one: a collective here would hang."""
+        """Report a process that ended after fewer batches than this one: a collective would wait for it."""
         now, process = time.monotonic(), ends[0][0]
         if self._first_end_at is None:
             self._first_end_at, self.one_has_ended = now, True
@@ -328,7 +328,7 @@ class Monitor:
             )
         process, found = next(((one, more) for one, ended in ends if (more := more_than(ended))), (process, None))
         self._ahead_at = (self._ahead_at or now) if found else None
-        # wait first: this process may end, too, if it took one more batch only to find out whether there is one
+        # wait first, because a loop may take one batch more than it uses, and then end
         if found and self._ahead_at and now >= self._ahead_at + self._abort_after_s - self._every_s:
             message = (
                 f"it reached its end after {found[0]} batches of a feed, but process {self._process} has taken "
@@ -385,7 +385,7 @@ class Monitor:
         """End this process; process 0, which stores the keys, first waits up to `timeout_s` for the others."""
         with contextlib.suppress(FeedError, TimeoutError):
             if self._process:
-                _finish()  # before process 0 may end (next line): then collectives here fail and print errors
+                _finish()  # first: after the next line, process 0 may end, and collectives here print errors
                 self._service.set(f"{_LEFT}/{self._process}", "")
                 os._exit(code)
             deadline = time.monotonic() + timeout_s
@@ -425,14 +425,14 @@ def say(*lines: str) -> None:
 
     def write() -> None:
         with contextlib.suppress(*_UNWRITABLE):
-            sys.stderr.write(text)  # at once: several processes share the terminal
+            sys.stderr.write(text)  # in one call, because several processes share the terminal
             sys.stderr.flush()
 
     _call_briefly(write)
 
 
 def _call_briefly(function: Callable[[], None]) -> None:
-    """Call a function, and wait for it briefly: the main thread may hold a lock that the function needs."""
+    """Call a function in a thread, and wait only briefly, since the main thread may hold a lock that it needs."""
     thread = threading.Thread(target=function, name="feedline-last-words", daemon=True)
     try:
         thread.start()

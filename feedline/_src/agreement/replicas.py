@@ -15,14 +15,14 @@ from feedline._src.errors import ProcessError
 from feedline._src.order.schedule import Cursor
 from feedline._src.placement.plan import plan_leaf, replicas
 
-_BLOCKS = 32  # checksums of each leaf of a batch: an error names the block of rows that differs
-_KEPT = 8  # checks kept in the service: a process that is further behind is not compared
+_BLOCKS = 32  # the most blocks of rows of a leaf, each with a checksum; an error names the block that differs
+_KEPT = 8  # how many checks the service keeps; a process that is further behind is not compared
 
 
 class ReplicaCheck:
     """Compares checksums of every `every`-th batch among the processes that read the same rows.
 
-    A process that differs from the first process to check raises. Then the monitor ends the others. Thread-safe.
+    A process raises if it differs from the one that checked first. Then the monitor ends the others. Thread-safe.
 
     The number of a batch is computed from its cursor, so all processes check the same batches, even after one of
     them has started another pipeline. With `steps_per_call` > 1, that many batches are checked as one.
@@ -46,7 +46,7 @@ class ReplicaCheck:
         self._compared = ("rows", "batch") if steps_per_call == 1 else ("batches", "call")
         self._epoch_rows = epoch_rows or 0
         self._leaves: list[tuple[str, Any]] = []  # names and specs
-        self._shared: dict[int, list[int]] = {}  # {lowest process of several: the leaves that these read together}
+        self._shared: dict[int, list[int]] = {}  # {lowest process of a group: leaves whose rows the group shares}
         for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(spec)):
             self._leaves.append((f"batch{jax.tree_util.keystr(path)}", leaf))
             (group,) = [group for group in replicas(leaf.sharding, leaf.shape) if service.process in group]
@@ -64,7 +64,7 @@ class ReplicaCheck:
             found = self._comparison.differing(
                 f"{self._path}/{after.epoch}.{after.position}/{shared[0]}.{first}", own
             )
-            if found is None or found[0] == self._process:  # this process published it, before a `seek`
+            if found is None or found[0] == self._process:  # or this process published it, before a `seek`
                 continue
             other, theirs = found
             leaf = next(i for i, (one, two) in enumerate(zip(own, theirs, strict=True)) if one != two)

@@ -7,11 +7,11 @@ from collections.abc import Collection
 from feedline._src.agreement.coordination import Comparison, coordination, counted
 from feedline._src.agreement.monitor import out_of_step
 
-_KEPT = 8  # comparisons of a process that are kept: a process that is further behind is not compared
+_KEPT = 8  # how many comparisons the service keeps; a process that is further behind is not compared
 
 
 class StepPlaces:
-    """Compares the places of processes at each step of a loop such as "fit". Collectives keep the steps equal."""
+    """Compares processes' places at each step of a loop such as "fit". Collectives keep the step numbers equal."""
 
     def __init__(self, loop: str, processes: Collection[int]) -> None:
         members = sorted(set(processes))

@@ -77,7 +77,7 @@ def stopping() -> Iterator[Stop]:
 def restore_sigterm() -> None:
     """Restore SIGTERM's handler from before `jax.distributed.initialize`, which catches and ignores the signal."""
     if coordination() is not None:
-        # `getsignal` returns the earlier handler: Python does not know jax's
+        # `getsignal` returns the earlier handler, because Python does not know jax's
         _restore({signal.SIGTERM: signal.getsignal(signal.SIGTERM)})
 
 
@@ -136,7 +136,7 @@ class Stop:
         return self.signal is not None
 
     def close(self) -> None:
-        """Restore the handlers and end the thread, which first publishes the last step: the others may need it.
+        """Restore the handlers and end the thread, which first publishes the last step for the others.
 
         A signal that came after the last step is not lost: `signal` is set, and the other processes are notified.
         """

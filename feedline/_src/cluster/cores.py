@@ -23,7 +23,7 @@ def own_processes() -> int:
     """The number of processes of the run on this host; 1 if no launcher is detected."""
     from feedline._src.cluster.detect import find
 
-    with contextlib.suppress(ValueError):  # `initialize` raises it
+    with contextlib.suppress(ValueError):  # `initialize` reports this error
         if (info := find(os.environ)) is not None:
             return info.local_processes
     return 1

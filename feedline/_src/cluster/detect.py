@@ -46,7 +46,7 @@ def find(environ: Mapping[str, str]) -> ProcessInfo | None:
     """
     launcher = next((each for each in LAUNCHERS if each.started(environ)), None)
     if launcher is None and explicit_coordinator(environ):
-        launcher = by_hand  # raises: a coordinator alone starts nothing
+        launcher = by_hand  # its `find` raises, because a coordinator alone starts nothing
     return None if launcher is None else launcher.find(environ)
 
 

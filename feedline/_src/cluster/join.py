@@ -72,7 +72,7 @@ def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0, 
             # more GPUs than processes.
             cluster_detection_method="deactivate",
             initialization_timeout=max(_JAX_AT_LEAST_S, round(deadline - time.monotonic())),
-            # By default, the coordinator listens on every address of the host.
+            # None, the default: the coordinator listens on every address of the host.
             coordinator_bind_address=info.coordinator if info.host in LOOPBACK else None,
             # A killed process cannot report its failure; jax ends the others when its heartbeats stop.
             heartbeat_timeout_seconds=math.ceil(heartbeat_s),

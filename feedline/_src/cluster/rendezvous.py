@@ -1,7 +1,7 @@
 """All processes meet at the coordinator's port before jax uses it, so that errors name what is missing.
 
-jax's service treats every connection as a process of its own run: a second run on the port ends the first, and a
-process that never arrives ends process 0 by SIGABRT. So process 0 first listens on the port itself. Every other
+jax's service treats every connection as a process of its own run, so a second run on the port ends the first. And
+a process that never arrives ends process 0 by SIGABRT. So process 0 first listens on the port itself. Every other
 process connects, sends one line, and waits for an answer: all have joined, or the reason why not.
 """
 
@@ -95,7 +95,7 @@ def _listen(info: ProcessInfo) -> socket.socket:
     """Listens where jax will: on the loopback address, or on all addresses of the host.
 
     It sets SO_REUSEPORT, because `feedline launch` holds the port of its run. But the gRPC server of another run
-    sets it, too, so both could listen. Therefore the port counts as taken if something accepts a connection on it.
+    sets this option, too, so both could listen. Therefore a port that accepts a connection is treated as taken.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
@@ -124,7 +124,7 @@ def _announce(info: ProcessInfo, deadline: float) -> str:
                 connection.close()
                 raise ConnectionRefusedError("nothing listens there")
             break
-        except (ConnectionResetError, ConnectionAbortedError):  # it ended before `create_connection` returned
+        except (ConnectionResetError, ConnectionAbortedError):  # process 0 ended during `create_connection`
             return _ENDED
         except OSError as error:  # process 0 does not listen yet, or its host name does not resolve yet
             if (now := time.monotonic()) >= deadline:

@@ -39,7 +39,7 @@ def map_in_processes(function: Callable[[Any], Any], items: Sequence[Any], worke
     theirs, ours = spawn.Pipe(duplex=False)
     pool = ProcessPoolExecutor(workers, spawn, initializer=_end_with, initargs=(theirs,))
     try:
-        with interrupts_wait():  # the processes inherit the blocked SIGINT: after a Ctrl-C, this process ends them
+        with interrupts_wait():  # the processes inherit the blocked SIGINT, so a Ctrl-C reaches only this process
             futures = [pool.submit(_call, pickled, item) for item in items]
         for future in concurrent.futures.as_completed(futures):
             yield future.result()

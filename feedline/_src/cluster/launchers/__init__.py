@@ -1,4 +1,4 @@
-"""Launchers, one module each: how a process finds its place among the others, and how they are started.
+"""Launchers, one module each: how a process learns its index and where all meet, and how processes are started.
 
 A map::
 

@@ -32,7 +32,7 @@ class Launcher(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """The processes of a run on several hosts, each of which runs `command`."""
+    """A run on several hosts, in which each process runs `command`."""
 
     command: Sequence[str]
     hosts: int
@@ -102,8 +102,8 @@ def ranked(
 ) -> ProcessInfo | None:
     """The process that four variables describe: its index and the number of processes, in the run and on the host.
 
-    `coordinator` returns where the processes meet; its argument: whether all are on one host. The result is None
-    for the only process of a run.
+    `coordinator` returns where the processes meet; its argument says whether all are on one host. The result is
+    None for the only process of a run.
     """
     index, count, local_index, local_count = names
     processes = integer(environ, count, launcher, at_least=1)
@@ -119,7 +119,7 @@ def ranked(
 def family(
     environ: Mapping[str, str], launcher: str, coordinator: str, processes: str, process: str
 ) -> ProcessInfo | None:
-    """The process that three variables describe, all set by a user; None if the count is 1."""
+    """The process that these three variables describe; None if it is the only one."""
     if environ.get(processes) and integer(environ, processes, launcher, at_least=1) == 1:
         return None
     require_all(environ, (coordinator, processes, process), alone="all of them")
@@ -128,7 +128,7 @@ def family(
 
 
 def require_all(environ: Mapping[str, str], names: Sequence[str], *, alone: str) -> None:
-    """`ValueError` if one of these variables is not set. `alone`: those to unset for a single process."""
+    """`ValueError` if one of these variables is not set. `alone` says which to unset for a single process."""
     if missing := " and ".join(name for name in names if not environ.get(name)):
         present = ", ".join(f"{name}={environ[name]}" for name in names if environ.get(name))
         raise ValueError(
@@ -161,7 +161,7 @@ def is_number(value: str) -> bool:
 
 
 def agreed_port(environ: Mapping[str, str], job: str) -> int:
-    """JAX_COORDINATOR_PORT, or a hash of the job's name: jobs with neighbouring numbers get unrelated ports."""
+    """JAX_COORDINATOR_PORT, or a hash of the job's name, so jobs with neighbouring numbers get unrelated ports."""
     if environ.get("JAX_COORDINATOR_PORT"):
         return integer(environ, "JAX_COORDINATOR_PORT", "The environment")
     return _FIRST_PORT + zlib.crc32(job.encode()) % _PORTS
@@ -170,8 +170,8 @@ def agreed_port(environ: Mapping[str, str], job: str) -> int:
 def own_devices(environ: Mapping[str, str], local_process: int, local_processes: int) -> tuple[int, ...] | None:
     """Indices of the host's GPUs that belong to this process: an equal share of the visible ones.
 
-    If their number is unknown, one GPU each, as in jax. None if there is nothing to divide: the process is alone
-    on its host, the launcher has already divided the GPUs, or JAX_LOCAL_DEVICE_IDS is set.
+    If their number is unknown, a process gets one, as in jax. None if there is nothing to divide: the process is
+    alone on its host, the launcher has already divided the GPUs, or JAX_LOCAL_DEVICE_IDS is set.
     """
     if local_processes == 1 or environ.get("JAX_LOCAL_DEVICE_IDS"):
         return None

@@ -1,4 +1,4 @@
-"""Launchers that number their processes, but do not tell them where to meet: each process would train alone."""
+"""Refuses launchers that number processes but do not tell them where to meet, since each would train alone."""
 
 from __future__ import annotations
 

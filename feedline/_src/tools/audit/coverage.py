@@ -25,7 +25,7 @@ from feedline._src.tools.audit.verdict import (
 )
 
 _MAX_ROWS = 1 << 23
-"""The most row indices that are counted: each counter takes 8 bytes."""
+"""At most this many row indices are counted, because each counter takes 8 bytes."""
 
 
 def measure_coverage(feed: Feed, observed: Observed) -> Observed:

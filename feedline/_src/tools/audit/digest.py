@@ -1,7 +1,7 @@
 """A digest for each row of an array. The digests of the parts of a row add up to the digest of the row. Pure.
 
 The digest is Σ (word + 1)·key mod 2^64 over the words of a row, the multilinear hash of Carter and Wegman (1979).
-A word is an element, or 32 bits of a larger one. Its key is 64 pseudo-random bits that depend on leaf and column.
+A word is an element, or 32 bits of a wider one. Its key is 64 pseudo-random bits that depend on leaf and column.
 A wrong value changes a word; a shift or a swap within a row multiplies words by other keys; because of the + 1, a
 missing part changes the digest even if its words are 0. Words differ by less than 2^32, so two different rows have
 the same digest with a probability of at most 2^-33. The keys are fixed, so this finds mistakes but not malice.
@@ -36,9 +36,9 @@ def whole_row_digests(rows: npt.NDArray[Any], leaf: int) -> Digests:
 
 
 def shard_digests(array: Any, leaf: int) -> Digests:
-    """uint64[replicas, rows]: the digests of those parts of an array's rows that this process holds; else 0.
+    """uint64[replicas, rows]: the digests of the parts of an array's rows that this process holds; 0 elsewhere.
 
-    For each replica, the sum over all processes is the digest of every row.
+    For each replica and row, the sum over all processes is the digest of the row.
     """
     found = np.zeros((1 + max(shard.replica_id for shard in array.global_shards), array.shape[0]), np.uint64)
     for shard in array.addressable_shards:

@@ -189,7 +189,7 @@ def _hint(row: Digests, reference: Digests, settings: Settings) -> str:
 
 
 def _check_comparable(layout: Layout, observed: Observed, one_device: Observed) -> None:
-    """Raise the `Difference` that `measure_coverage` found, if any, or one if options or leaves differ."""
+    """Raise the `Difference` that `measure_coverage` found, if any; else a new one if options or leaves differ."""
     if observed.difference is not None:
         raise observed.difference
     expected = one_device.settings._replace(batch_size=one_device.settings.batch_size * layout.times)

@@ -1,6 +1,6 @@
 """Compares the three modes of the trainer: time, memory, compilation.
 
-Each mode runs in a process of its own: a device's peak memory is never reset, and a mode may run out of memory.
+Each mode has its own process, because a device's peak memory is never reset, and a mode may run out of memory.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Pair:
 
 
 def pairs(large: Workload) -> dict[str, Pair]:
-    """{practice: on and off}. Practices that affect the host's time get a small model: long steps hide it."""
+    """{practice: on and off}. Long steps hide the host's time, so practices that affect it get a small model."""
     short = PRESETS["short"]
 
     def of(off: Setup, name: str = "large", **on: Any) -> Pair:

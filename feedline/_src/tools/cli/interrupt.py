@@ -22,7 +22,7 @@ def interrupts_get_through() -> Iterator[None]:
     Python raises KeyboardInterrupt wherever the main thread is. An exception in a finalizer, or in the callback
     that JAX registers for garbage collections, cannot propagate: Python passes it to `sys.unraisablehook`, and the
     program continues. An exception raised in that hook would be dropped too, so the hook sets an alarm that raises
-    the interrupt after the callback. The alarm is SIGALRM: call this in a program's main thread, not in a library.
+    the interrupt after the callback. The alarm is SIGALRM, so only a program may call this, in its main thread.
     """
     lost: list[BaseException] = []
 

@@ -204,10 +204,10 @@ class Conversion:
             sync(self.destination.parent)
 
     def convert_shard(self, shard: int) -> dict[str, int]:
-        """Write a shard, read it back, and return {"rows": how many}: Ray Data accepts no bare number.
+        """Write a shard, read it back, and return {"rows": how many}, since Ray Data accepts no bare number.
 
         The shard appears under its name once it is on the disk and checked. Several processes may write the same
-        shard: their files hold the same rows, so any of these may replace the others.
+        shard: their files hold the same rows, so any file may replace another.
         """
         final, rows = self.folder / self.name_of(shard), self.rows_of(shard)
         try:
@@ -299,7 +299,7 @@ def _check_same(folder: Path, here: dict[str, Any]) -> None:
 
 def _state_of_files(source: Any) -> str | None:
     """A digest of names, sizes and times of the source's files; None: some rows are not in local files."""
-    source = getattr(source, "encoded", source)  # the source of a decoder
+    source = getattr(source, "encoded", source)  # of a decoder, the source that it decodes
     paths = list(source.files or ()) if isinstance(source, Indexed) else []
     if not paths or not all(map(os.path.exists, paths)):
         return None

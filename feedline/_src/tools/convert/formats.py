@@ -1,4 +1,4 @@
-"""The formats to which rows are converted: writes a file, opens it, and compares it with what was written."""
+"""Chooses a file format, writes rows as a file, opens the file, and compares it with what was written."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def open_line(pattern: str, form: FormatName, row: np.dtype[Any]) -> str:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or a folder is on the disk, and drop its cached pages: the next read is from the disk."""
+    """Wait until a file or folder is on the disk, and drop its cached pages, so the next read is from the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

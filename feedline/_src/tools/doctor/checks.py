@@ -24,7 +24,7 @@ from feedline._src.tools.doctor.findings import Finding, Severity, first_three, 
 _SHARED_BYTES = 1 << 30
 _FREE_SHARE = 0.1
 _READ_BYTES, _READ_S, _BLOCK = 512 << 20, 3.0, 8 << 20
-_READ_PER_ACCELERATOR = 205e6  # bytes per second that ResNet-50 reads on one H100: MLPerf Storage
+_READ_PER_ACCELERATOR = 205e6  # bytes per second that ResNet-50 reads on one H100, in MLPerf Storage
 _SMALL_BYTES, _MANY_SMALL = 64 << 10, 16
 _REPLICATED_BYTES = 4096
 _SAVED_BYTES, _SAVED_SHARE = 64 << 10, 0.25

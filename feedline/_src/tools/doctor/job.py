@@ -152,7 +152,7 @@ def ended(ran: Ran) -> Finding:
 
 
 def step_of(process: Object) -> Object | None:
-    """The training step: of the functions called in a loop, the one that got the most bytes. None: no loop."""
+    """The training step: of the functions called in a loop, the one with most argument bytes. None: no loop."""
     looped = [function for function in process["functions"] if function["calls"] >= LOOP]
     return max(looped, key=lambda function: function["calls"] * (1 + function["argument_bytes"]), default=None)
 

@@ -1,7 +1,7 @@
 """Observes a process of a job: its compiled functions, their calls and compilations, its loop, its memory.
 
 Of jax, only `jax.jit` and `jax.pmap` are replaced, by wrappers. The functions that these return behave like the
-usual ones, and a hook that fails never changes what the job computes. The main thread counts as the training
+usual ones, and a hook that fails never changes what the job computes. The main thread is taken for the training
 thread. `job` derives findings from the observations.
 """
 
@@ -28,7 +28,7 @@ from feedline._src.tools.doctor.unrolled import unrolled
 from feedline._src.trainer.memory import MemoryWatch
 
 LOOP = 3
-"""A function with at least this many calls counts as called in a loop."""
+"""A function with at least this many calls is taken to be called in a loop."""
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _MOVED_BYTES = 256  # smaller arrays count as scalars, such as learning rates
 _LOOKED_AT = range(4)  # numbers of the calls whose arguments and results are examined
@@ -55,7 +55,7 @@ class Record:
         self.step = step
 
     def count_compilation(self, event: str, duration_secs: float, **about: Any) -> None:
-        """Listen to `jax.monitoring`. Before the loop, compilations outside of observed calls count as one."""
+        """Listen to `jax.monitoring`. Before the loop, compilations outside observed calls are counted as one."""
         if event == _COMPILED and threading.current_thread() is threading.main_thread():
             with self.guarded("compilations"):
                 key = user_line(sys._getframe()), str(about.get("fun_name", "a program"))
@@ -105,7 +105,7 @@ def install(record: Record) -> None:
 
 
 def _watching(record: Record, usual: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `jax.jit` or `jax.pmap`. A call without a function returns a decorator: jax.jit(static_argnums=0)."""
+    """Wrap `jax.jit` or `jax.pmap`. jax.jit(static_argnums=0), without a function, returns a decorator."""
 
     @functools.wraps(usual)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -130,7 +130,7 @@ class Watched:
     """
 
     def __init__(self, original: Any, function: Function) -> None:
-        functools.update_wrapper(self, original, updated=())  # the class has these, so __getattr__ is not called
+        functools.update_wrapper(self, original, updated=())  # __getattr__ is not called for what the class has
         self._watched_original = original
         self._watched_function = function
 
@@ -169,7 +169,7 @@ class Function:
         self.name, self.line = name, line
         self.calls = 0
         self.argument_bytes = self.numpy_bytes = 0
-        self.fed_back: list[int] = []  # for each examined call: bytes of own results among its arguments
+        self.fed_back: list[int] = []  # for each examined call: bytes of arguments that the previous one returned
         self.unrolled: dict[str, Any] | None = None
         self._record = record
         self._idle_devices = {True: 0, False: 0, None: 0}  # how many calls, by `devices_idle` before each
@@ -222,7 +222,7 @@ class Function:
         return True
 
     def _is_new(self, name: str, leaf: Any) -> bool:
-        """Whether it is a NumPy array, or a JAX array that the last call did not get by this name, nor return."""
+        """Whether it is a NumPy array, or a JAX array that the last call neither got by this name nor returned."""
         is_other = _is_array(leaf) and self._arguments.get(name) is not leaf and not self._was_returned(leaf)
         return is_other or isinstance(leaf, np.ndarray)
 

@@ -35,7 +35,7 @@ _OF_JAX = {
 }
 """{name of a function of jax or NumPy: what a thread does in it}."""
 _IN_C = re.compile(r"\b(np|numpy)\.(as)?array\(|\.block_until_ready\(")
-"""Source lines that fetch or wait without a Python frame in jax: NumPy reads the buffers of CPU devices itself."""
+"""Source lines that fetch or wait without a Python frame in jax; NumPy can read buffers of CPU devices itself."""
 _MAX_TEXT = 40
 _INTERVAL_S = 0.002
 _LATE_S = 0.003

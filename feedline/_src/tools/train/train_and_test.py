@@ -38,7 +38,7 @@ def train_and_test(options: TrainOptions) -> int:
     """Train, test, and print on process 0. All processes call it. Returns the exit code.
 
     With checkpoints, Ctrl-C and SIGTERM raise `EndedBySignal` once all processes have saved the same step. After
-    the last step, a signal may have reached only this process, so all processes test the model before it raises.
+    the last step, a signal may have reached only this process, so this one raises only once all have tested.
     """
     own = options.data != "digits"
     data = labelled.from_files(Path(options.data), options.test_data) if own else labelled.digits()
