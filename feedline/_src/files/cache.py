@@ -23,13 +23,13 @@ from feedline._src.files.file import Version, check_may_open
 from feedline._src.files.store import Store
 
 T = TypeVar("T")
-BLOCK_BYTES = 1 << 21  # larger blocks would delay the first shuffled batch on a slow link: each row costs a block
+BLOCK_BYTES = 1 << 21  # each row of a first shuffled batch costs a block, so larger blocks delay it on a slow link
 AHEAD = 0.25  # the share of the cache for blocks that were fetched ahead and have not been read yet
 _LARGEST_PIECE_BYTES = 1 << 26
 _PIECES = 32  # a piece takes at most 1/32 of the limit (or one block), since a piece is evicted as a whole
 _TRIES = 100  # attempts, in case another program keeps deleting the folder before a file is created in it
 _KEPT = 0.9  # an eviction leaves this share of the limit, so that not every stored block causes an eviction
-_STORED = 1 / 32  # after storing this share of the limit, a process measures all files: other processes store, too
+_STORED = 1 / 32  # after storing this share of the limit, a process measures all files, since others store, too
 _TOUCH_NS = 60 * 10**9  # an access is recorded only if the last recorded one is longer ago than this
 
 
@@ -70,7 +70,7 @@ class Cache:
         """Whether fetching `needed_bytes` is too early for the batch `ahead` batches after the current one.
 
         It is too early if enough requests are in flight. It is also too early if all batches up to that one would
-        fill more than a quarter of the cache: their blocks could be evicted before they are read.
+        fill more than a quarter of the cache, since their blocks could be evicted before they are read.
         """
         return (ahead + 1) * needed_bytes > self.limit_bytes * AHEAD or fetcher().in_flight >= MOST
 

@@ -65,7 +65,7 @@ class CacheFile(Descriptor):
         return found if len(found) == _ID_BYTES and found.startswith(_MAGIC) else b""
 
     def begin(self) -> None:
-        """Write the id of a new file, which also sets its length."""
+        """Write the id of a new file. This also sets the file's length."""
         self.id = _MAGIC + secrets.token_bytes(_ID_BYTES - len(_MAGIC))
         os.pwrite(self.descriptor, self.id, self._id_at)
 
@@ -172,7 +172,7 @@ class CachedRange:
         return file
 
     def _recognized(self, file: CacheFile) -> CacheFile:
-        """Return `file`. If it is the file that was opened last, its blocks verified before stay verified."""
+        """Return `file`. If it is the file that was opened last, keep what is known of its blocks."""
         id, verified = self._verified
         if id == file.id:
             file.verified = verified
@@ -197,12 +197,12 @@ class CachedRange:
                 found = use(file)
                 if file.is_intact:
                     return found
-            del file  # close it before fetching again: a deleted file frees its space once it is closed
+            del file  # close it before fetching again, since a deleted file frees its space once it is closed
             self.fetch_all(blocks.tolist())
         raise self.unstable(_TRIES)
 
     def unstable(self, times: int) -> FeedError:
-        """The error for cache files that are changed again and again, or evicted in a cache that is too small."""
+        """The error if cache files are changed again and again, or evicted because the cache is too small."""
         return FeedError(
             "the files of a cache must stay as they are during a read, and those of "
             f"{self._object.url} were changed or evicted {times} times; raise cache_bytes of feedline.Store, or "
@@ -229,7 +229,7 @@ class CachedRange:
             with self._cache.checked(), contextlib.suppress(FileNotFoundError):
                 whole = OpenFile(path)
                 fcntl.flock(whole.descriptor, fcntl.LOCK_SH)
-                whole.version = Version.of(whole.descriptor)  # `_make_whole` may have changed the file before
+                whole.version = Version.of(whole.descriptor)  # read under the lock, since `_make_whole` changes it
                 if whole.is_at_its_path and whole.version[:2] == (self.size, _WHOLE_NS):
                     touch(whole.descriptor)
                     return whole
@@ -244,7 +244,7 @@ class CachedRange:
                         time.sleep(_LOCK_POLL_S)
                 elif file.lies_at(self.path) and not os.path.exists(path):  # another process may have made `path`
                     self._make_whole(file, path, cancelled)
-            finally:  # closing would unlock it, too, but a stored exception's traceback may keep it open
+            finally:  # closing also unlocks it, but a stored exception's traceback may keep it open
                 fcntl.flock(file.descriptor, fcntl.LOCK_UN)
         raise self.unstable(_TRIES)
 
@@ -257,7 +257,7 @@ class CachedRange:
             self.cancel()  # so that an interrupt of this thread also stops its requests
         if file.lies_at(self.path) and all(map(file.has, self.blocks)) and file.is_intact:
             with self._cache.checked(), contextlib.suppress(FileNotFoundError):
-                os.rename(self.path, path)  # first: at its old path, a file without an id would be deleted
+                os.rename(self.path, path)  # first, since at its old path, a file without an id is deleted
                 os.ftruncate(file.descriptor, self.size)
                 os.utime(file.descriptor, ns=(time.time_ns(), _WHOLE_NS))
 
@@ -278,7 +278,7 @@ class CachedRange:
     def fetch_all(self, blocks: Iterable[int], cancelled: threading.Event | None = None) -> None:
         """Fetch these ascending blocks, and wait for them. FeedError: also if `cancelled` is already set."""
         requests = self.fetch(blocks)
-        if cancelled is not None and cancelled.is_set():  # perhaps before these requests began
+        if cancelled is not None and cancelled.is_set():  # it may have been set before these requests began
             self.cancel()
         for request in requests:
             result_of(request, self._object.url)

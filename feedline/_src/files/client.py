@@ -32,7 +32,7 @@ _PROGRESS_BYTES = 1 << 18
 _SHORTEST_S = 5.0
 """The least time for this progress, even if the patience is shorter: that limits only how long errors may last."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
-_UNREACHABLE_S = 10.0  # the most patience with a store that was never reached: its address may be wrong
+_UNREACHABLE_S = 10.0  # the most patience with a store that was never reached, since its address may be wrong
 _WARN_AFTER_S, _WARN_EVERY_S = 5.0, 60.0
 _WAIT = (
     "check the network and the store, or wait longer with feedline.Store(patience_s=...). The feed can be built "
@@ -82,7 +82,7 @@ class TransientError(Exception):
 
 
 class UnreachableError(TransientError):
-    """No connection can be made to a store that this process has not reached yet: its address may be wrong."""
+    """No connection can be made to a store that this process has not reached yet, so its address may be wrong."""
 
 
 class Client:
@@ -106,7 +106,7 @@ class Client:
         self._path = str if Url(base, "").can_list else unquote  # addresses copied from a browser have %20
         self._answered = False  # once True, errors of the connection or the credentials are transient
         try:
-            # no retries by obstore: those of this class are counted, and stop when the interpreter exits
+            # no retries by obstore, since only those of this class are counted, and stop at the interpreter's exit
             self._store = from_url(base, client_options=_CLIENT, retry_config={"max_retries": 0})
         except Exception as error:  # noqa: BLE001  obstore raises many types
             rule = "must be described by the environment of this process"

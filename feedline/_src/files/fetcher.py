@@ -72,7 +72,7 @@ class Fetcher:
         self._thread = threading.Thread(target=_run, args=[loop], name="feedline-fetch", daemon=True)
         self._thread.start()
         close_at_exit(self)
-        self._loop = loop  # last: if the thread could not start, the next request tries again, and does not hang
+        self._loop = loop  # last, so that if the thread cannot start, the next request tries again
         return loop
 
     def check_may_run(self) -> None:
@@ -130,7 +130,7 @@ def counted() -> dict[str, float] | None:
 
 
 def _forked() -> None:
-    """Refuse requests in a forked child if the parent made any: its threads do not survive the fork."""
+    """Refuse requests in a forked child if the parent made any, since threads do not survive a fork."""
     global _this
     used = _this._loop is not None or _this._forked
     _this = Fetcher()
@@ -167,7 +167,7 @@ class InFlight(Generic[K, T]):
     """Requests in flight, by key. Threads that need the same data share one request. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # reentrant: adding a callback to a finished request calls it at once
+        self._lock = threading.RLock()  # reentrant, since a callback added to a finished request is called at once
         self._requests: dict[K, concurrent.futures.Future[T]] = {}
 
     def __contains__(self, key: K) -> bool:

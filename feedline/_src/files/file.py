@@ -188,7 +188,7 @@ class File:
         """Start fetching `samples`. Returns a function that waits for the samples and returns them."""
 
         def read() -> list[bytes]:
-            file = OpenFile(self.place, self.version)  # closed at once: a source may have many files
+            file = OpenFile(self.place, self.version)  # closed at once, since a source may have many files
             return [pread(file.descriptor, length, offset) for offset, length in ranges]
 
         return read
@@ -237,7 +237,7 @@ def absolute(path: str) -> str:
 
 
 class Descriptor:
-    """An open file, closed once nothing refers to it: a thread may still read a file that an LRU cache evicted."""
+    """An open file, closed once nothing refers to it, since threads may still read a file that a cache evicted."""
 
     nbytes = 1  # so that an LruCache counts files
 
@@ -267,7 +267,7 @@ class Descriptor:
         return parts
 
     def read_rows(self, offsets: Indices, places: Indices, out: Bytes) -> bool:
-        """Write the bytes at offsets[i] to out[places[i]], in C without the GIL. False if any could not be read.
+        """Write the bytes at offsets[i] to out[places[i]], in C without the GIL. False if a row could not be read.
 
         `out` is a contiguous uint8[k, row bytes].
         """
@@ -311,7 +311,7 @@ class OpenFile(Descriptor):
 
 
 def _bounds_of_runs(starts: Indices, ends: Indices) -> list[int]:
-    """Split ascending parts into runs that are read at once. Returns the bounds, from 0 to the number of parts."""
+    """Split ascending parts into runs, each read by one call. Returns bounds, from 0 to the number of parts."""
     gaps = starts[1:] - np.maximum.accumulate(ends)[:-1]
     windows, are_small = starts // _MERGED_BYTES, ends - starts <= _MERGED_PART_BYTES
     are_merged = (gaps <= _MERGED_GAP_BYTES) & (np.diff(windows) == 0) & are_small[1:] & are_small[:-1]
@@ -354,7 +354,7 @@ class LruCache(Generic[Value]):
 
     def get(self, key: Hashable, read: Callable[[], Value]) -> Value:
         """Return the cached value of `key`, or else the result of `read`. Exceptions of `read` are not cached."""
-        if self._process != os.getpid():  # after a fork: a thread that only the parent has may hold a lock
+        if self._process != os.getpid():  # after a fork, a thread that only the parent has may hold a lock
             LruCache.__init__(self, self._limit_bytes)
         with self._lock:
             entry = self._entries[key] = self._entries.pop(key) if key in self._entries else (threading.Lock(), [])
@@ -434,7 +434,7 @@ def irregular(path: str | Path) -> ValueError:
 
 
 def check_may_open(error: Exception, path: str) -> None:
-    """Raise a FeedError if `error` says that no more files can be opened, because that is not a bad row."""
+    """If `error` says that no more files can be opened, raise a FeedError, since no row is bad."""
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         raise FeedError(
             f"files are opened when they are read, and no more can be opened ({os.strerror(error.errno)}); raise "

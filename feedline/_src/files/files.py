@@ -26,12 +26,12 @@ class Files(Sequence[File]):
 
     Attributes:
       open_files: an LRU cache of open local files. Open indices of files count towards its limit.
-      selected: int64[k]: for each row of the source, its row in the files; None: row i is row i of the files.
+      selected: int64[k]: for each row of the source, its row in the files; None: the same row.
 
     Args:
       paths: paths of local files, and addresses of objects; the versions of all objects are requested at once.
       versions: the expected versions; None: the present ones.
-      places: the absolute paths of local files, None for objects; None: where the paths lead now.
+      places: for each local file its absolute path, for each object None. If None: where the paths lead now.
 
     Raises:
       The errors of `File`. FeedError: also if the store cannot be read.

@@ -145,7 +145,7 @@ class Folder:
     def check(self, files: Sequence[str]) -> None:
         """Raise a FeedError if any of these files has another version than when it was read. Asks the store.
 
-        A file also seems missing if its bucket is gone. So if a file is missing, check one that must exist, too.
+        A file also seems missing if its bucket is gone. So if one is missing, also check a file that must exist.
         """
         for file in files:
             self.versions[file].check(self._place_of(file))
@@ -273,8 +273,8 @@ def folder_at(address: str, store: Store | None = None, versions: Mapping[str, A
 def listed_folder(address: str, store: Store | None = None) -> Folder:
     """List the files of a folder at any depth (see `_files_below`), sorted by the parts of their paths.
 
-    Hidden files and folders are left out. In a store, empty objects that represent folders are left out, too: some
-    programs write them. ValueError: a link to nothing, or a web server, which does not list files.
+    Hidden files and folders are left out. In a store, so are the empty objects that some programs write to
+    represent folders. ValueError: a link to nothing, or a web server, which does not list files.
     """
     if not is_url(address):
         return Folder(address, Names(list(_files_below(os.fsencode(address), b"", 0))), {})
@@ -311,7 +311,7 @@ def _of_listed(files: Sequence[Listed], url: Url, store: Store | None) -> Folder
 
 
 def _files_below(folder: bytes, prefix: bytes, depth: int) -> Iterable[bytes]:
-    """Yield visible files. Of folders below two levels, which `open_folder` refuses, only the first file."""
+    """Yield visible files, but only one of each folder more than two levels down, which `open_folder` refuses."""
     with os.scandir(os.path.join(folder, prefix)) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             name = prefix + entry.name

@@ -14,7 +14,7 @@ from feedline._src.files.fetcher import fetcher
 T = TypeVar("T")
 _KEPT, _FEWEST = 256, 20  # durations per size: kept at most, and needed at least
 _LATE = 1.5  # late after this × the 95th percentile; on a shared link, all take nearly as long as that percentile
-_SHARE = 0.1  # the largest share of second requests: a store that is slow as a whole must not get twice the load
+_SHARE = 0.1  # the largest share of hedges, so that a store that is slow as a whole does not get twice the load
 _SHORTEST_S = 0.02
 
 

@@ -58,7 +58,7 @@ class MappedObject:
         return cls(np.frombuffer(memoryview(raw).toreadonly(), np.uint8), files)
 
     def is_current(self) -> bool:
-        """Whether no mapped file was deleted or written to. If there are over 16, a call checks the next 16."""
+        """Whether no mapped file was deleted or written to. If there are over 16, each call checks the next 16."""
         count = len(self._files)
         with contextlib.suppress(FileNotFoundError):
             some = (self._files[next(self._turn) % count] for _ in range(min(count, _CHECKED)))

@@ -125,7 +125,7 @@ class RemoteFile(File):
     # --- mapped ---
 
     def memory(self) -> Bytes | None:
-        """See `File.memory`. Also None without the C library: only its gather survives changes of mapped files."""
+        """See `File.memory`. Also None without the C library, since only its gather survives changed files."""
         mapped = self._mapped
         if mapped is None and library() is not None:
             complete = self._complete  # a copy, because other threads change it, too

@@ -88,7 +88,7 @@ class Reader:
         self._opened = None
 
     def _open(self, path: str) -> Any:
-        """Return the reader of `path`. A new str object means that the file was fetched again: open it again."""
+        """Return the reader of `path`. If `path` is a new str object, the file was fetched again: reopen it."""
         opened = self._opened
         if opened is not None and opened[0] is path:
             return opened[1]

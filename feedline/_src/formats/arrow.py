@@ -33,7 +33,7 @@ END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 def is_bytes(kind: Any) -> bool:
     """Whether values of a `pyarrow.DataType` are bytes or text of any length, stored one after the other.
 
-    False for views (`binary_view`): a damaged view makes pyarrow read beyond the file, which ends the process.
+    False for views (`binary_view`), since a damaged view makes pyarrow read beyond the file and end the process.
     """
     return is_a(kind, "binary", "large_binary", "string", "large_string")
 
@@ -161,7 +161,7 @@ def readable(file: File, sequential: bool = False) -> Iterator[Any]:
     """Open a file as a `pyarrow.NativeFile`. Arguments: see `File.open`."""
     if not file.in_store:
         file.check()
-        # not a PythonFile: Arrow's threads may free it, which takes the GIL, and aborts a process that is exiting
+        # not a PythonFile, since Arrow's threads may free it; that takes the GIL, and so aborts an exiting process
         with pyarrow.OSFile(file.place) as opened:
             yield opened
         return
@@ -198,7 +198,7 @@ def _mapped(file: File, spec: dict[str, Leaf], is_stream: bool) -> Grouped | Non
         batches.append({name: column_of(batch.column(name)) for name in names})
 
     def in_file(values: Array) -> FileArray | Array:
-        """Turn a view of the mapped file into a `FileArray`; leave other arrays, such as unpacked booleans."""
+        """Turn a view of the mapped file into a `FileArray`; return others, such as unpacked booleans."""
         offset = values.ctypes.data - memory.address
         return FileArray.of(file, values.dtype, values.shape, offset) if 0 <= offset < memory.size else values
 
@@ -228,7 +228,7 @@ def _batches_of(source: Any, is_stream: bool) -> Iterator[Any]:
 
 
 def _check_end(source: Any) -> None:
-    """Raise ValueError if a stream was truncated between two record batches: pyarrow accepts such a stream."""
+    """Raise ValueError if a stream was truncated between two record batches, since pyarrow accepts that."""
     end = source.tell()
     source.seek(max(0, end - len(END_OF_STREAM)))
     if end != source.size() or source.read() != END_OF_STREAM:
@@ -272,14 +272,14 @@ def _decoded(file: File, spec: dict[str, Leaf], schema: Any, is_stream: bool) ->
 
 
 def _ends_in_file(file: File) -> list[int]:
-    """Estimate the bounds of the record batches, as if all had one length: pyarrow does not report the bounds."""
+    """Estimate the bounds of the record batches as if all had one length, since pyarrow does not report them."""
     with readable(file) as source:
         count = ipc.open_file(source).num_record_batches
     return [file.size * number // max(1, count) for number in range(count + 1)]
 
 
 def _ends_in_stream(file: File) -> list[int]:
-    """Return the start of the first record batch and the end of each. Reads the whole stream: it has no index."""
+    """Return the start of the first record batch and the end of each. Reads the stream, since it has no index."""
     ends = [0]
     with readable(file, sequential=True) as source:
         messages = ipc.MessageReader.open_stream(source)

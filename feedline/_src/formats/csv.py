@@ -59,7 +59,7 @@ FORMAT = Format(
 
 def _table(data: bytes, path: str) -> Any:
     """Parse the bytes of a file into a `pyarrow.Table`."""
-    nulls = [text for text in csv.ConvertOptions().null_values if text.lstrip("-").lower() != "nan"]  # not NaN
+    nulls = [text for text in csv.ConvertOptions().null_values if text.lstrip("-").lower() != "nan"]  # except NaN
     delimiter = "\t" if suffix_of(path) == ".tsv" else ","
     with naming_file(path, "a CSV file", "correct the line, or write it again as UTF-8"):
         table = csv.read_csv(

@@ -1,7 +1,7 @@
 """HDF5 files, read by h5py: numbers in groups of rows, bytes and text row by row.
 
-HDF5 serves one thread of a process at a time; only worker processes read in parallel. A file is opened for each
-read: a process that kept it open could not write to it, and each worker process needs a handle of its own. An
+HDF5 serves one thread of a process at a time, so only worker processes read in parallel. A file is opened for each
+read, because a process that kept it open could not write to it, and each worker process needs its own handle. An
 object in a store is fetched whole. Local files of contiguous datasets are mapped, without HDF5.
 """
 
@@ -108,7 +108,7 @@ class _Leaf:
         return "/".join([self.dataset.strip("/"), *self.fields])
 
     def field_of(self, elements: Any) -> Any:
-        """Return the leaf's field of `elements` of its dataset, in memory or in the file."""
+        """Return the leaf's field of `elements`, which belong to its dataset and are in memory or in the file."""
         return functools.reduce(lambda inner, name: inner[name], self.fields, elements)
 
 
@@ -134,7 +134,7 @@ def open_hdf5(file: File, options: OpenOptions) -> Grouped:
         found = _used(file, lambda opened: [_read_from(opened, leaf, wanted) for leaf in chosen])
         return [
             list(map(bytes, values[places])) if isinstance(leaf.row, str) else list(values[places])
-            for leaf, values in zip(chosen, found, strict=True)  # [places] copies: a decoder may change its row
+            for leaf, values in zip(chosen, found, strict=True)  # [places] copies, since decoders may change rows
         ]
 
     spec = jax.tree.map(lambda leaf: leaf.row, tree)

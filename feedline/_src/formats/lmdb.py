@@ -28,7 +28,7 @@ T = TypeVar("T")
 _DATA, _OTHER = "data.mdb", "lock.mdb"
 """The files in the folder that LMDB writes by default."""
 _CHECKED_KEYS = 100
-"""How many of the first keys are checked, since a key may be the name of a database. Each check costs some µs."""
+"""A key may be the name of a database. Only this many of the first keys are checked, at some µs each."""
 _lock = threading.Lock()
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 lmdb: Any = Library("lmdb", "lmdb")
@@ -41,7 +41,7 @@ def open_lmdb(file: File, options: OpenOptions) -> Grouped:
     def keys_of(env: Any, entries: Any) -> list[bytes]:
         found = list(entries.cursor().iternext(values=False))
         for key in [key for key in found[:_CHECKED_KEYS] if b"\0" not in key]:  # LMDB allows no NUL in names
-            with contextlib.suppress(lmdb.IncompatibleError):  # raised for plain entries: there is no other test
+            with contextlib.suppress(lmdb.IncompatibleError):  # raised for plain entries; LMDB has no other test
                 env.open_db(key, entries, create=False)
                 raise ValueError(
                     f"the entries of an LMDB file must lie in its unnamed database, and {file.name} has a "

@@ -18,7 +18,7 @@ from feedline._src.formats.table import FileArray, check_memory, fields
 
 Array = npt.NDArray[Any]
 HEADER_BYTES = 10_000
-"""The longest header that is parsed, as in NumPy: Python's parser is not safe for long untrusted texts."""
+"""The longest header that is parsed, as in NumPy, since Python's parser is not safe for long untrusted texts."""
 
 
 def read(file: File, options: OpenOptions) -> list[Any]:
@@ -150,7 +150,7 @@ def _decompressed(archive: zipfile.ZipFile, member: zipfile.ZipInfo, header: _He
 
 
 def _check_dtype(name: str, array: Any) -> None:
-    """Raise TypeError for elements of raw bytes: `numpy.save` writes them for dtypes that are not NumPy's own."""
+    """Raise TypeError for elements of raw bytes, which `numpy.save` writes for dtypes that are not NumPy's own."""
     dtype = array.dtype
     inner = [dtype] if dtype.names is None else [dtype[field] for field in dtype.names]
     if any(each.base.kind == "V" and each.base.names is None for each in inner):

@@ -42,7 +42,7 @@ def open_file(file: File, options: OpenOptions) -> Grouped:
             )
         found.validate()  # invalid lengths would make pyarrow abort the process
         column = found.column(name)
-        if isinstance(spec[name], str):  # 64-bit offsets: with 32-bit ones, chunks of 2 GiB cannot be joined
+        if isinstance(spec[name], str):  # 64-bit offsets, since the joined chunks may exceed 2 GiB
             column = column.cast(pyarrow.large_binary())
         # combine_chunks would copy even a single chunk
         return column_of(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks())
@@ -77,7 +77,7 @@ def _without_views(schema: Any) -> Any:
 def _chunks_of(metadata: Any, names: Sequence[str]) -> dict[str, list[int]]:
     """Return the numbers of each column's chunks in a row group. A nested column has several chunks.
 
-    `names` are all columns of the file: if "a" and "a.b" are columns, "a.b.list.element" is a chunk of "a.b".
+    `names` are all columns of the file. If "a" and "a.b" are columns, "a.b.list.element" is a chunk of "a.b".
     """
     chunks: dict[str, list[int]] = {name: [] for name in names}
     for i in range(metadata.num_columns):

@@ -1,10 +1,10 @@
 """Locates and reads the records of TFRecord files, tar archives and JSON lines, with an index file.
 
 An index is made by one scan of a file, and kept beside it. The index begins with a line: the CRC-32 of a JSON
-object, then this object. The rest is little-endian int64[records, parts, 4]: the `ENTRY` integers of each part of
-each record. An index belongs to one version of its file, identified by size, modification time and sampled bytes.
-An index that is damaged, or belongs to another version, is made again. Each read also checks the headers of its
-records, since a file may be rewritten with the same size, time and samples.
+object, then this object. The rest is little-endian int64[records, parts, 4]: four integers (see `ENTRY`) for each
+part of each record. (A record without fields is one part.) An index belongs to one version of its file, identified
+by size, modification time and sampled bytes. If it is damaged, or of another version, it is made again. Each read
+also checks the headers of its records, since a file may be rewritten with the same size, time and samples.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Scan(NamedTuple):
 
     Attributes:
       fields: the names of the parts of a record; None: a record is one part.
-      parts: the `ENTRY` integers of each part of each record, in the order of the records and of `fields`.
+      parts: four integers (see `ENTRY`) for each part of record 0, in the order of `fields`, then for record 1 …
     """
 
     fields: tuple[str, ...] | None
@@ -51,7 +51,7 @@ class Index(NamedTuple):
     """An index file that was validated when it was opened.
 
     Attributes:
-      version: the version of the index file, which another process may replace by an equal one.
+      version: the version of the index file. Another process may replace this file by an equal one.
       start: the offset at which its entries begin.
       records: the number of records.
       fields: as in `Scan`.
@@ -84,7 +84,7 @@ class IndexedFile:
 
     def __init__(self, file: File, name: str, scan: Callable[[File], Scan], named: bool = False) -> None:
         self._file, self._scan, self._named = file, scan, named
-        # an object needs no samples: if its bytes differ, so does its stamp, such as its ETag
+        # an object needs no samples, since its stamp (such as the ETag) differs if its bytes do
         samples = [] if file.in_store else file.samples(digests.samples_of_file(file.size))
         self._belongs = {
             "index": _INDEX_FORMAT,
@@ -125,7 +125,7 @@ class IndexedFile:
         return parts
 
     def _entries(self, records: Indices, fields: Sequence[str] | None) -> Indices:
-        """Return int64[k, parts, 4]: the entries of these records, checked to lie within the file."""
+        """Return int64[k, parts, 4]: the entries of these records. Checks that all parts lie within the file."""
         size, names = self._file.size, self.fields or ("",)
         stored = self._stored(records, 8 * ENTRY * len(names))
         parts = np.frombuffer(stored, "<i8").reshape(len(records), len(names), ENTRY)
@@ -155,7 +155,7 @@ class IndexedFile:
         raise self._unstable()
 
     def _mismatch(self, found: str) -> FeedError:
-        """Return the error for a mismatched index. Not a bad row: substitutes would hide that rows changed."""
+        """Return the error for a mismatched index. No row is bad, since substitutes would hide changed rows."""
         return FeedError(
             f"an index must match its file, and {self._index.path} {found}. Delete that index, so that it is "
             "made again, and build a new feed",
@@ -175,7 +175,7 @@ class IndexedFile:
             if scan is None:
                 scan = self._scan(self._file)
                 self._file.check()
-            else:  # still none: an index that another process made during the scan, and reads, is not replaced
+            else:  # still none after the scan, during which another process may have made one
                 self._write_index(places, scan)
         raise self._unstable()
 

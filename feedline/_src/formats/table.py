@@ -160,14 +160,14 @@ class Column(NamedTuple):
 class Grouped:
     """A file that stores rows in groups, such as row groups or record batches, each of which is decoded whole.
 
-    The rows of a file may also be read by number: see `by_rows`. Leaves are numbered in the order in which JAX
+    Instead of groups, rows may be read by number: see `by_rows`. Leaves are numbered in the order in which JAX
     flattens `spec`. All functions are called from many threads. If a function raises an exception, the rows to be
     read are bad, unless the exception is a `FeedError` or the file was changed.
 
     Attributes:
       spec: tree of `Leaf`.
       lengths: for each leaf, the number of rows in each of its groups.
-      read: (leaf, group) → the rows of a group. Unless `in_place`, they are cached: keep no other memory alive.
+      read: (leaf, group) → a group's rows, cached unless `in_place`. Cached rows must keep no other memory alive.
       read_rows: (leaves, ascending rows) → the values of each leaf, a list or an array. Replaces `read`.
       row_extents: (rows) → offsets and lengths of the bytes that `read_rows` reads, to fetch them ahead.
       in_place: whether `read` returns views of a mapped file or of this object's memory. Views are not cached.
@@ -176,8 +176,8 @@ class Grouped:
       will_read: (leaf, groups, ahead) → whether it started fetching. Replaces `extents`; see `Files.will_read`.
       nulls: {leaf: its number of nulls}, if known without reading rows.
       arrays: () → the same rows, as trees of `FileArray`s and NumPy arrays. Used if all files of a source have it.
-      are_dicts: whether a row of only one column, of bytes, is a dict. If not, the row is the bytes themselves.
-      instead: the end of a feed's error message for rows with bytes: how to get arrays without decoding.
+      are_dicts: whether rows are dicts even if their only column has bytes. If not, a row is the bytes themselves.
+      instead: how to get arrays without decoding. A feed's error message for rows with bytes ends with this text.
       close: closes open files. A later read opens them again.
     """
 
@@ -272,7 +272,7 @@ def naming_file(path: str, form: str, remedy: str) -> Iterator[None]:
     except (FileNotFoundError, FeedError, ImportError):
         raise
     except Exception as error:
-        # an errno means a failing disk, except EINVAL: damaged content leads to a seek to a negative offset
+        # an errno means a failing disk, except EINVAL, which a seek below 0 raises if the content is damaged
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise OSError(error.errno, f"{path} cannot be read: {error.strerror}", path) from error
         raise ValueError(
@@ -294,7 +294,7 @@ def memory_bytes() -> int:
 
 
 def check_memory(path: str, what: str, needed: int) -> None:
-    """Raise ValueError if `what` does not fit into memory: some libraries would then end the process."""
+    """Raise ValueError if `what` does not fit into memory, since some libraries would then end the process."""
     if needed > (has := memory_bytes()):
         raise ValueError(
             f"{path}: {what} must fit into memory, and takes {needed} bytes, but there are {has}; unless the "

@@ -19,7 +19,7 @@ from feedline._src.formats.table import Grouped, by_rows, naming_file
 from feedline._src.rows.shards import Indices
 
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)  # key.suffix; a hidden file has no key
-_META = re.compile(r"(?:.*/)?__[^/]*__(?:/.*)?", re.DOTALL)  # names that WebDataset skips, too
+_META = re.compile(r"(?:.*/)?__[^/]*__(?:/.*)?", re.DOTALL)  # names that are skipped, as in WebDataset
 _BLOCK_BYTES = 512
 _READ_BYTES = 1 << 20
 
@@ -114,7 +114,7 @@ def _members(opened: BinaryIO, size: int) -> Iterator[_Member]:
     archive = tarfile.open(fileobj=opened, mode="r:")  # noqa: SIM115  # closing it would not close the file
     at = -1
     while (info := archive.next()) is not None:
-        archive.members = []  # type: ignore[attr-defined]  # it would keep all headers
+        archive.members = []  # type: ignore[attr-defined]  # otherwise, tarfile keeps all headers
         if info.offset <= at:
             raise ValueError(f"the header at byte {at} leads back to {info.offset}")
         at = info.offset

@@ -1,4 +1,4 @@
-"""Zarr arrays and Zarr groups, versions 2 and 3. They are read in groups of rows: each is a row of chunks.
+"""Zarr arrays and Zarr groups, versions 2 and 3. They are read in groups of rows; each group is a row of chunks.
 
 TensorStore decodes chunks, and finds them in shards. It reads local files itself. From a store, files are fetched
 whole through the cache, and TensorStore reads them from memory. So if an array in a store has shards, a group of
@@ -30,7 +30,7 @@ from feedline._src.rows.spec import is_numeric
 Array = npt.NDArray[Any]
 T = TypeVar("T")
 _MARKS = ("zarr.json", ".zarray", ".zgroup")  # the files of metadata
-_MOST_FILES = 1 << 13  # at most this many are read at once from a store: damaged metadata may promise millions
+_MOST_FILES = 1 << 13  # the most that are read at once from a store, since damaged metadata may promise millions
 _INDEX_ENTRY_BYTES = 16  # in the index of a shard: offset and length of a chunk
 tensorstore: Any = Library("tensorstore", "zarr")
 
@@ -159,7 +159,7 @@ def _tree(place: ZarrFolder, at: str, options: OpenOptions) -> Any:
 
 
 class _Array:
-    """An array in the folder `at` of a place. The file `mark` holds its `metadata`.
+    """An array in the folder `at` of a `ZarrFolder`. The file `mark` holds its `metadata`.
 
     Attributes:
       height: how many rows are read at once: the rows of a chunk, or, in a store, of a file.

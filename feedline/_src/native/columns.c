@@ -4,8 +4,8 @@
  * for bit, as those of feedline's NumPy code. The functions:
  *
  *   feedline_gather   copies rows of one leaf, from segments anywhere in memory, into a batch
- *   feedline_fill     copies the rows at some positions of an epoch (see order/permutation.py, epoch.py), of several
- *                     leaves, into a batch
+ *   feedline_fill     finds the rows at some positions of an epoch (see order/permutation.py, epoch.py), and copies
+ *                     these rows of several leaves into a batch
  *   feedline_permute  applies permutations of different sizes, each to one index
  *   feedline_spans    copies values of one leaf side by side into the rows of a batch
  *   feedline_mark     writes, for each value of such a row, the number of its span, and its offset in the span
@@ -49,7 +49,7 @@ EXPORT void feedline_name_lost_files(void) { install_handler(); }
 /* ---- order ---------------------------------------------------------------------------------------------------- */
 
 #define ROUNDS 7
-#define CHUNK 512 /* positions at a time, whose halves then stay in the first-level cache */
+#define CHUNK 512 /* positions at a time, so few that their halves (see `cells`) stay in the first-level cache */
 
 /* A Feistel network on a grid of `a` rows and 2^k columns: a permutation of [0, n). */
 typedef struct {
@@ -79,8 +79,8 @@ typedef struct {
   const struct Mixed *mixed; /* kind 3 */
 } Order;
 
-/* A source of a mixture; see order/mixture.py. Row number c of the source, counted over all epochs of the mixture, is
- * at position c % length of epoch c / length in the source's own order. */
+/* A source of a mixture; see order/mixture.py. Its rows are counted over all epochs of the mixture. In the source's own
+ * order, row number c is at position c % length of epoch c / length. */
 typedef struct {
   const Order *epochs; /* the source's own order in `count` epochs, from epoch `first_epoch` on */
   uint64_t first_epoch, count;
@@ -232,7 +232,7 @@ static Chunk chunk_here(void) {
   return chunk_anywhere;
 }
 
-/* Replace `count` ≤ CHUNK ascending positions of a mixture by the rows there. 0: `epochs` lacks an epoch of a row. */
+/* Replace `count` ≤ CHUNK ascending positions of a mixture by their rows. Returns 0 if an epoch is not in `epochs`. */
 static int mixed_rows(const Mixed *mixed, Chunk of_chunk, uint64_t *rows, size_t count) {
   int32_t sources[CHUNK];
   uint64_t own[CHUNK];
@@ -308,13 +308,13 @@ typedef struct {
   const int32_t *buckets;            /* of each 2^shift rows: the segment of the first row, or an earlier segment */
   int64_t segments;
   int64_t shift;
-  const int64_t *offsets; /* the columns to copy, as runs of bytes in a row: where each begins */
+  const int64_t *offsets; /* the columns to copy are runs of bytes: where each run begins in a row */
   int64_t runs;
   int64_t run_bytes;
 } Leaf;
 
-/* The addresses of a leaf's rows. With only `one` segment, its base is copied here; otherwise the compiler would have
- * to load the base again after each row, since the bytes written might alias it. */
+/* The addresses of a leaf's rows. If there is only `one` segment, its base is copied here. Without this copy, the
+ * compiler would have to load the base again after each row, since the bytes written might alias it. */
 typedef struct {
   Leaf leaf;
   const unsigned char *base;
@@ -354,7 +354,7 @@ static ALWAYS_INLINE void prefetch(const Source *at, Prefetch fetch, const int64
   for (int64_t byte = 0; byte < fetch.bytes; byte += 64) __builtin_prefetch(row + byte);
 }
 
-/* Copy rows that are one run of SIZE bytes. As the compiler knows SIZE, a copy is as fast as an assignment. */
+/* Copy rows that are one run of SIZE bytes. The compiler knows SIZE, so a copy is as fast as an assignment. */
 #define COPY_ROWS(SIZE)                                                                                            \
   case SIZE:                                                                                                       \
     for (int64_t i = 0; i < count; i++) memcpy(out + i * out_stride, address(&at, rows[i]) + first, SIZE);          \
@@ -544,8 +544,8 @@ static void copy_spans(const Leaf *leaf, const Spans *spans, unsigned char *out,
 }
 
 /* Copy the values of spans into the rows of `out`, which have `length` values of `size` bytes each, and write zeros
- * after the last span of a row. The rows of the leaf are values without gaps between them, of `size` bytes, or uint16
- * that become int32. ROW_OUT_OF_RANGE: `bad[0]` is the number of a span that is not within one segment, or does not
+ * after the last span of a row. The rows of the leaf are adjacent. Each is one value of `size` bytes, or a uint16 that
+ * becomes an int32. ROW_OUT_OF_RANGE: `bad[0]` is the number of a span that is not within one segment, or does not
  * fit its row, and nothing has been copied. MEMORY_LOST: `bad[0]` is -1, and `bad[1]` is the address of lost memory. */
 EXPORT int32_t feedline_spans(const Leaf *leaf, const Spans *spans, unsigned char *out, int64_t out_stride,
                               int64_t length, int64_t size, int64_t *bad) {
@@ -575,8 +575,8 @@ EXPORT int32_t feedline_spans(const Leaf *leaf, const Spans *spans, unsigned cha
   return OK;
 }
 
-/* Write for each value of a row the number of its span, from 1, and its offset in the span; write zeros after the last
- * span. Spans must fit their rows. Strides are in bytes. */
+/* Write for each value the number of its span in the row, from 1, and its offset in the span. Write zeros after the
+ * last span of a row. Spans must fit their rows. Strides are in bytes. */
 EXPORT int32_t feedline_mark(const Spans *spans, int64_t length, unsigned char *numbers, int64_t number_stride,
                              unsigned char *places, int64_t place_stride) {
   if (spans == NULL || numbers == NULL || places == NULL) return BAD_ARGUMENT;

@@ -127,7 +127,7 @@ class RowGather(Reader):
         assert compiled is not None
         self._library = compiled
         self._parts = [part for part in parts if len(part)]
-        # not the dtype of a row: a row of a 1-D array is a scalar, which has lost the byte order
+        # the dtype of the array, since a row of a 1-D array is a scalar, which has lost the byte order
         super().__init__(self._parts[0].dtype, self._parts[0].shape[1:])
         self._bases = np.array([part.ctypes.data for part in self._parts], np.uint64)
         self._strides = np.array([part.strides[0] for part in self._parts], np.int64)
