@@ -230,7 +230,7 @@ class _Batches:
     """Reads the user's iterator: validates, copies and places each batch. Called by the placement thread."""
 
     def __init__(self, iterable: Iterable[Any], sharding: Any, copy: bool, idle: int, accounts: Accounts) -> None:
-        prepare_jax()  # on this thread: two iterators may place their first batches at once
+        prepare_jax()  # on this thread, since two iterators may place their first batches at once
         self._iterator: Any = iter(iterable)
         self.stateful = hasattr(self._iterator, "get_state")
         self._settings = JaxSettings.of_this_thread()

@@ -84,7 +84,7 @@ class OtherDataError(ValueError):
     Attributes:
       difference: the field of the fingerprint that differs, and both values.
       remedy: a change that lets this run continue; None: only the same source and order do.
-      field: the name of that field.
+      field: the name of the field that differs.
     """
 
     def __init__(self, difference: str, remedy: str | None, field: str) -> None:

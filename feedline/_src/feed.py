@@ -227,8 +227,8 @@ class Feed(FeedBase):
     def _take(self) -> tuple[Run[Placed], Placed]:
         """Take a placed batch from the pipeline. If there is none, start one after the last batch delivered.
 
-        `_run` is None until the batch is delivered. So after an interrupt, the next call starts a new pipeline:
-        the interrupted one may not have been started, or may have lost a batch.
+        `_run` is None until the batch is delivered. So after an interrupt, the next call starts a new pipeline,
+        because the interrupted one may not have been started, or may have lost a batch.
         """
         try:
             run, self._run = self._run, None
@@ -279,7 +279,7 @@ class Feed(FeedBase):
         """
         if self._is_forked():
             return  # all that could be closed belongs to the parent process
-        # compare no counts after an exception, which explains more, or while a thread is in `next`
+        # compare no counts after an exception, which explains more than they do, or while a thread is in `next`
         compares = not self._closed and not self._single_thread.occupied and sys.exc_info()[0] is None
         self._closed = True
         stuck = self._stop(min(timeout_s, threading.TIMEOUT_MAX))
@@ -291,7 +291,7 @@ class Feed(FeedBase):
                     timeout_s,
                 )
         elif next(self._releases, False):
-            self._running.access.buffers.staging.close()  # after a move, `_sizes` may not contain it
+            self._running.access.buffers.staging.close()  # after a move, `_sizes` may lack `_running`
             self._sizes.close()
         in_step = self._stages.in_step
         if compares and in_step is not None and failure() is None and (found := in_step.closed()):

@@ -167,8 +167,8 @@ class FeedBase(ProcessBound):
     def get_state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, as JSON values: the place after the last batch *delivered*.
 
-        The state is the same on every process. An exception is a stream with several lanes: its state contains
-        only the lanes that this process reads, and `feedline.save_lanes` saves all lanes. With random access, the
+        The state is the same on every process, except for a stream with several lanes: there it contains only the
+        lanes that this process reads, and `feedline.save_lanes` saves all lanes. With random access, the
         state is a few integers and the spec of a row: under 1 KB for up to some twenty leaves.
         """
         (step, cursor, lanes), stages = self._delivered, self._stages
@@ -367,7 +367,7 @@ class FeedBase(ProcessBound):
 
         Args:
           steps: batches in all four phases together; with the default buffers, at least 40. The first quarter of
-            each phase does not count; with the default buffers, at least six batches of a phase do not count.
+            each phase does not count, or its first six batches (with the default buffers) if these are more.
           over: called by `next`, on the loop's thread, when the last phase is over and the loop is about to end.
 
         Returns:
@@ -483,7 +483,7 @@ class FeedBase(ProcessBound):
     def _tune(self, settings: Settings) -> None:
         """Continue with other settings. Until the next pipeline is built, the listener keeps its proposal."""
         self._sizes = self._sizes.map(lambda stages: stages.tuned(settings))
-        # for a stream, wait: the next iterator may share state with the present one, which may still be reading
+        # for a stream, wait, since the next iterator may share state with the present one, which may still read
         self._stop(GRACE_S if self._running.plan.lanes else 0, reads=False)
 
     def _switch(self, stages: Stages) -> None:

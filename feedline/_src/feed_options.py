@@ -48,7 +48,7 @@ class FeedOptions(CheckedOptions):
         Args:
           processes: number of processes. They divide the devices of the sharding evenly, in the order of
             `jax.devices()`: the first devices belong to process 0. None: the processes that own the devices.
-          process: compute only the part of this process. None: the parts of all processes.
+          process: index of the only process for which to compute. None: all processes.
 
         Raises:
           ValueError, TypeError, OSError: there is no such source, no batch size at all fits the sharding, or

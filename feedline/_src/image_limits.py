@@ -35,7 +35,7 @@ def check_scans(jpeg: bytes) -> None:
     values = np.frombuffer(jpeg, np.uint8)  # NumPy counts three times as fast as `bytes.count`, without the GIL
     if np.count_nonzero((values[:-1] == 0xFF) & (values[1:] == _SCAN[0])) <= _MOST_SCANS:
         return
-    scans, at = 0, len(JPEG) - 1  # count markers only: their bytes may also occur in other data
+    scans, at = 0, len(JPEG) - 1  # count only markers, since their bytes may occur in other data, too
     while scans <= _MOST_SCANS and (marker := _MARKER.search(jpeg, at)) and marker[1] != _END_OF_IMAGE:
         scans += marker[1] == _SCAN
         at = marker.end() + int.from_bytes(jpeg[marker.end() : marker.end() + 2], "big")
@@ -51,7 +51,7 @@ def check_image(data: bytes) -> None:
     try:
         if data.startswith(JPEG):
             check_scans(data)  # the caller checks the size, which simplejpeg reads
-        elif not (data.startswith(b"\0") and data[4:8] == b"ftyp"):  # AVIF: libavif has the same limit
+        elif not (data.startswith(b"\0") and data[4:8] == b"ftyp"):  # not AVIF: libavif has this limit itself
             check_pixels(*_size(data))
     except struct.error as error:
         raise not_an_image(data) from error

@@ -17,7 +17,7 @@ MAX_AHEAD = 1 << 16
 MAX_THREADS = 1 << 12
 """The limit of reading threads and of worker processes."""
 DEFAULT_MAX_THREADS = 16
-"""Maximum reading threads that a feed starts by default, and that a diagnosis suggests."""
+"""Maximum reading threads that a feed starts by default, and that a report advises."""
 MAX_COUNT = (1 << 31) - 1
 """The limit of the rows in a batch, and of the epochs of a pass."""
 _MAX_SECONDS = 1e9  # 30 years: well below the longest wait that the operating system accepts
@@ -178,7 +178,7 @@ class Reading:
       stall_warning_s: warn, with the stacks of all threads, once the consumer has waited this long while no stage
         advanced, or once building the feed takes this long.
       stall_error_s: raise a `StallError` after this long. With `prefetch=0`, none is raised, since the thread that
-        would raise it hangs. Up to 1e9 seconds (in effect never), as `stall_warning_s`.
+        would raise it hangs. `stall_warning_s` and `stall_error_s` are at most 1e9 seconds, in effect never.
       check_replicas_every: with several processes, compare checksums between processes that own the same rows,
         once in this many batches; 0: never. Checksums are computed before the batch is placed, at about 1 GB/s.
       limits: what "auto" settings may use; refused if no setting is "auto".

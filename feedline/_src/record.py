@@ -1,6 +1,6 @@
 """What one delivered batch cost: stages return times, and `next` makes a `BatchRecord` of them.
 
-All times are seconds by `time.perf_counter`, which on Linux is the same clock in every process of a machine.
+All times but CPU times are seconds by `time.perf_counter`, on Linux one clock for all processes of a machine.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class BatchRecord(NamedTuple):
       step: batches delivered over all resumes, including this delivery's.
       before: epoch and position after the previous batch.
       rows: rows of the global batch, without padding.
-      bad: the bad rows among the rows of the batch that this process supplies, as `BadRow`s.
+      bad: the bad rows, as `BadRow`s, among those rows of the batch that this process supplies.
       own_rows: rows that this process supplied since the feed was built, with padding, including this batch.
     """
 

@@ -86,7 +86,7 @@ class Accounts:
         self._transfers: collections.deque[tuple[float, float]] = collections.deque(maxlen=_LATEST)
         self._glances: collections.deque[Glance] = collections.deque(maxlen=_LATEST)
         self._gil_waits_s: collections.deque[float] = collections.deque(maxlen=_SAMPLES)
-        self._watch_step = StepWatch(self._glances.append)  # a method of `self` would make a reference cycle
+        self._watch_step = StepWatch(self._glances.append)  # no method of `self`, to avoid a reference cycle
         self._watch_transfer = TransferWatch(self._transfers.append)
         self._failed = False
 
@@ -99,7 +99,7 @@ class Accounts:
         self._records.append(time.perf_counter())
 
     def restarted(self, ahead: int) -> None:
-        """Record that the feed continues with other settings. `ahead`: see `Accounts`, for these settings."""
+        """Record that the feed continues with other settings. `ahead`: as in `Accounts`, with these settings."""
         self._add_up()
         self._filling = ahead + 2
         self._restarted_at = time.perf_counter()
@@ -202,7 +202,7 @@ class Accounts:
                 self._adding.release()
 
     def _add(self, entry: Entry, transfers: Mapping[float, float]) -> None:
-        if (recorder := self._recorder) is not None:  # read once: another thread may end a trace
+        if (recorder := self._recorder) is not None:  # read once, since another thread may end a trace
             recorder(entry)
         if isinstance(entry, float):
             self._before = None
@@ -240,7 +240,7 @@ class Accounts:
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """Batches that the training loop took one after the other. All times are means per batch, in seconds.
+    """Batches that the training loop took one after the other. Names with `_s` are means per batch, in seconds.
 
     Attributes:
       batches: the oldest first; at least one.
@@ -281,7 +281,7 @@ class Window:
 
     @property
     def wait_share(self) -> float:
-        """Share (0 to 1) of the time in which the loop waited for a batch, or a step for its batch's transfer."""
+        """Share of the time in which the loop waited for a batch, or a step waited for its batch's transfer."""
         return min(1.0, (self.wait_s + self.late_s) / self.period_s) if self.period_s else 0.0
 
     @property

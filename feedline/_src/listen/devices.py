@@ -95,7 +95,7 @@ class StepWatch:
         """No-op: glances stop by themselves when the interpreter exits."""
 
     def join(self, timeout_s: float) -> str | None:
-        """Wait until the thread is outside jax; inside, it would abort the exit. Returns its name on timeout."""
+        """Wait until the thread is outside jax, where it cannot abort the exit. Returns its name on timeout."""
         if not self._glancing.acquire(timeout=timeout_s):
             return "feedline-glance"
         self._glancing.release()

@@ -34,13 +34,13 @@ _MEANING = {
 
 @dataclasses.dataclass
 class Diagnosis:
-    """What each stage costs, as `Feed.diagnose` measures it. Times are seconds per step.
+    """What each stage costs, as `Feed.diagnose` measures it.
 
     The stalls are defined as in DS-Analyzer (Mohan et al., VLDB 2021): each is the time of a step with a stage,
     minus the time of a step without that stage.
 
     Attributes:
-      steps_s: the mean time of a step in each phase of `PHASES` that was measured.
+      steps_s: the mean seconds of a step, for each phase of `PHASES` that was measured.
       first_batch_s: seconds from the start of the first phase to its first batch; None: no batch was read.
     """
 
@@ -58,7 +58,7 @@ class Diagnosis:
         """The stalls "fetch", "preparation" and "transfer", as far as measured, in seconds per step."""
         found: dict[str, float] = {}
         for number, name in enumerate(_MEANING):
-            # later phases do less work than the next one, so a slower one shows noise: subtract the slowest
+            # of the later phases, the next one does the most work. If noise makes another slower, subtract that
             without_s = max(self.steps_s.get(phase, 0.0) for phase in PHASES[number + 1 :])
             if without_s and PHASES[number] in self.steps_s:
                 found[name] = max(0.0, self.steps_s[PHASES[number]] - without_s)
@@ -123,8 +123,8 @@ class DiagnosingPipeline:
         self._place = stages.placer(accounts.placed)
         self._diagnosis, self._over = diagnosis, over
         self._steps = steps // len(PHASES)
-        # how many steps at the start of a phase are not measured: in the first phase, they use up the batches that
-        # were read ahead while the step compiled
+        # how many steps at the start of a phase are not measured, because in the first phase they use up the
+        # batches that were read ahead while the step compiled
         self._uncounted = max(read_ahead, math.ceil(self._steps / 4))
         self._host: HostBatch | None = None  # the host batch that was read last
         self._run: Run[Placed] | None = None  # the pipeline of the current phase

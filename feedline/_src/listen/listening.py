@@ -43,7 +43,7 @@ class FeedListener(Accounts):
     def __init__(self, stages: Stages) -> None:
         super().__init__(stages.ahead)
         self._stages = stages
-        rows = None if stages.plan.lanes else len(stages.access.source)  # a mixture's epoch may have fewer
+        rows = None if stages.plan.lanes else len(stages.access.source)  # a mixture's epoch may have fewer rows
         self._quarantine = Quarantine(stages.reading, jax.process_index(), rows)
         self._judging = threading.Lock()
         self._minute = time.monotonic(), 0.0  # when this minute began, and `wait_s` at that time
@@ -113,7 +113,7 @@ class FeedListener(Accounts):
         return judge(how, [*processes.values()], () if self.tuner is None else tuple(self.tuner.history))
 
     def _circumstances(self, *, current: bool = False) -> Circumstances | None:
-        """The measurements; None: too few batches were delivered. `current`: only with the present settings."""
+        """The measurements; None: too few batches were delivered. `current`: only of the present settings."""
         stages, tuner = self._stages, self.tuner
         if (window := self.window(current=current)) is None:
             return None
@@ -130,7 +130,7 @@ class FeedListener(Accounts):
         )
 
     def _judge(self) -> None:
-        # return at once if another thread is judging: no thread waits for the lock, so an interrupt does no harm
+        # return at once if another thread is judging. As no thread waits for the lock, an interrupt is harmless
         if time.monotonic() - self._judged_at < _JUDGE_EVERY_S or not self._judging.acquire(blocking=False):
             return
         try:

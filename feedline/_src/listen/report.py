@@ -18,7 +18,7 @@ Bound = Literal["read", "host", "place", "compute", "loop", "straggler"]
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """Settings to change, and the predicted effect. `str` returns "threads 2 → 4, buffer 2 → 4".
+    """Settings to change, and the predicted effect. Example of `str`: threads 2 → 4, buffer 2 → 4.
 
     Attributes:
       now, then: the present and the advised values of the settings that change, by name.
@@ -48,7 +48,7 @@ class Straggler:
     Attributes:
       process: its index.
       stage: the stage in which it loses the most time: "read", "host" or "place".
-      stage_s, others_s: the time per batch of that stage in that process, and the median of the other processes.
+      stage_s, others_s: the stage's time per batch in that process, and its median in the other processes.
       wait_share: the share of the time in which the loop of that process waits.
     """
 
@@ -63,7 +63,7 @@ class Straggler:
 class Report:
     """What limits training, as `Feed.report()` returns it: `print` shows text, and a notebook shows a picture.
 
-    A report judges the latest batches (at most 256), except batches that were read ahead before the loop began.
+    A report judges the latest 256 batches. Batches that were read before the loop began do not count.
 
     Attributes:
       bound: what limits training: "read" (reading rows), "host" (transform, casts and copies), "place" (the calls
@@ -86,7 +86,7 @@ class Report:
       idle_s: the part of the loop's own time in which the devices computed nothing; None: not known.
       held_up: whether the loop waits although each stage is fast enough, because threads of the feed wait for the
         GIL or for a processor.
-      stages_s: thread-seconds per batch of "read", "transform", "stage" and "place".
+      stages_s: for "read", "transform", "stage" and "place", the thread-seconds per batch.
       cpu_s: processor seconds per batch, summed over the threads that made the batch.
       batches: how many batches were judged.
       process: the index of this process.

@@ -77,7 +77,7 @@ def traced(path: str | os.PathLike[str], sizes: Sizes, accounts: Accounts) -> It
 
 
 def _unix_offset_s() -> float:
-    """Unix time minus `perf_counter`, by the fastest of five readings: a thread may be preempted in one."""
+    """Unix time minus `perf_counter`, by the fastest of five readings, since a thread may be preempted in one."""
     looks = [(time.perf_counter(), time.time(), time.perf_counter()) for _ in range(5)]
     before, unix, after = min(looks, key=lambda look: look[2] - look[0])
     return unix - (before + after) / 2

@@ -78,9 +78,9 @@ class Tuner:
 
     def moved(self, bounds: Bounds, settings: Settings) -> Tuner:
         """Return a tuner to use after a move to a mesh with other bounds. It begins with `settings`."""
-        tunable = bounds.tunable & self._bounds.tunable  # workers may have failed
+        tunable = bounds.tunable & self._bounds.tunable  # without workers, if they failed
         tuner = Tuner(dataclasses.replace(bounds, tunable=tunable), settings)
-        tuner.history, tuner._start = self.history, bounds.within(self._start)  # `settings` may have workers
+        tuner.history, tuner._start = self.history, bounds.within(self._start)  # not `settings`: may have workers
         return tuner
 
     def _searches(self, settings: Settings) -> Generator[Settings, Circumstances]:
@@ -97,8 +97,8 @@ class Tuner:
                     self._note(f"goes back to threads {self._bounds.cores}: more threads kept too many cores busy")
                     settings = settings._replace(threads=self._bounds.cores)
                     continue
-                # compare waits, not steps: training itself may slow down; and a loop that became faster than its
-                # input has shorter steps, but waits longer
+                # compare waits, not steps, because training itself may slow down, and because a loop that became
+                # faster than its input has shorter steps, but waits longer
                 waits_longer = how.lost_s - best.lost_s > _LONGER_WAIT * how.window.period_s
                 if waits_longer and how.window.ended >= ended + pause_s:
                     break

@@ -165,15 +165,15 @@ def predicted_wait_s(now: Circumstances, then: Circumstances) -> float:
     """Predict the mean wait for a batch in the circumstances `then`: the largest of three waits. If batches are
     read ahead, the loop's own time is subtracted from the first two.
 
-    - Readers: a batch is ready every (make + place) ÷ readers, where at most `prefetch` batches are placed at a
-      time; with workers, every max(make ÷ workers, place).
-    - Processors: a batch needs its processor time ÷ cores, or all of it if Python code shares the GIL.
+    - Readers: the time of a batch in all stages ÷ readers, where at most `prefetch` batches are placed at a time;
+      with workers, its time in read and host ÷ workers, or its time in place if that is longer.
+    - Processors: the processor time of a batch ÷ cores, or all of it if Python code shares the GIL.
     - Uneven batches: a slow batch makes the loop wait once the batches ahead are used up.
     """
     window = now.window
     make_s = [batch.read_s + batch.host_s for batch in window.batches]
     loop_s, place_s, cpu_s = window.loop_s, window.mean("place_s"), window.mean("cpu_s")
-    if now.shares_gil and then.reader == "workers":  # then, neither workers nor the loop wait for the GIL
+    if now.shares_gil and then.reader == "workers":  # with workers, neither they nor the loop wait for the GIL
         make_s = [batch.read_cpu_s + batch.host_cpu_s for batch in window.batches]
         loop_s = max(0.0, loop_s - now.gil_wait_s)
     mean_s = statistics.fmean(make_s)
@@ -189,10 +189,10 @@ def predicted_wait_s(now: Circumstances, then: Circumstances) -> float:
 
 
 def _uneven_wait_s(make_s: Sequence[float], loop_s: float, readers: int, ahead: int) -> float:
-    """The mean wait for slow batches. 0 if readers are never slower than the loop, or if they are on average.
+    """The mean wait for slow batches. 0 if even the slowest batch is in time, or if the average batch is late.
 
-    Batches take `make_s` each, and begin in order: batch i once a reader is free and the loop has taken batch
-    i - `ahead`.
+    Batches begin in order. Batch i takes `make_s[i]`, and begins once a reader is free and the loop has taken
+    batch i - `ahead`.
     """
     if not statistics.fmean(make_s) <= readers * loop_s < max(make_s):
         return 0.0

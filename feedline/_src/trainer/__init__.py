@@ -11,5 +11,5 @@
     live, logs   callbacks: a line of progress, CSV, TensorBoard
     memory       watches what the loop holds in memory, and names what grows
 
-The trainer imports no stage of feedline: a batch is a tree of global arrays from any source.
+The trainer imports no stage of feedline: a batch is a tree of global arrays from any iterator.
 """

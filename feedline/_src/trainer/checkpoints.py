@@ -92,7 +92,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for writes, except after an error with several processes: the others may have exited."""
+        """Wait for writes, except after an error with several processes, since the others may have exited."""
         with self._locked:
             if error is not None and jax.process_count() > 1:
                 return
@@ -134,7 +134,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         items = ocp.args.Composite(state=ocp.args.StandardRestore(like), checksums=ocp.args.JsonRestore())
         with self._read_errors(folder):
             found: Any = self._manager.restore(step, args=items)
-            feed = read_state(folder / "feed")  # of a stream, every process reads all lanes
+            feed = read_state(folder / "feed")  # for a stream, every process reads all lanes
             for name, checksum in _checksums(found.state, feed).items():
                 if checksum != found.checksums.get(name):
                     raise ValueError(f"{name} is not as it was saved")
@@ -163,7 +163,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             self._manager.wait_until_finished()
             if feed["step"] == self._manager.latest_step():
                 return
-            # the space is checked first: if a write fails, Orbax's threads print tracebacks
+            # the space is checked first, because Orbax's threads print tracebacks if a write fails
             if shutil.disk_usage(self._directory).free < sum(leaf.nbytes for leaf in jax.tree.leaves(state)):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             items = ocp.args.Composite(

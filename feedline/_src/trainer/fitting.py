@@ -65,7 +65,7 @@ class Fitted:
         return f"<Fitted: step {self.progress.step:,}, {loss}>"
 
     def evaluate(self, feed: Batches, measure: Loss | None = None) -> Evaluation:
-        """Test the trained parameters on one pass over a feed, built with `epochs=1` and `remainder="pad"`.
+        """Test the trained parameters on one pass over a feed with `epochs=1` and `remainder="pad"`.
 
         Args:
           measure: (parameters, batch) → (loss, metrics); replaces the loss used in training.
@@ -106,7 +106,7 @@ def fit(
       loss: (parameters, batch) → (loss, metrics): the mean loss over the batch's rows, and a dict of other means
         over them, {} for none. It is compiled into the step. If the feed pads, leave out the rows where
         `batch["valid"]` is False. With mode "pmap", `loss` sees only the rows of one device, and the means of the
-        devices are averaged, weighted by valid rows. So a loss that compares or weighs rows gives another result.
+        devices are averaged, weighted by valid rows. So a loss that compares or weighs rows differs between modes.
       optimizer: an optax transformation.
       mode: "jit_single": one device. "jit_multi": one program over the mesh. "pmap": one program per device.
       steps: the total number of training steps, including the steps of earlier runs in `checkpoint_dir`. If these

@@ -32,8 +32,8 @@ class _Console(Console):
 class LiveLine(contextlib.AbstractContextManager["LiveLine"]):
     """A callback for `fit` that writes to standard error. Use it as a context manager.
 
-    The line shows the step, the loss, rows/s since the first step, and the share of the time that the loop waits
-    for input. With a feed, this share covers the latest batches, and two parts follow: what limits training
+    The line shows the step, the loss, rows/s since the first step, and the share of the time in which the loop
+    waits for input. With a feed, this share covers the latest batches, and two parts follow: what limits training
     (such as "read limits", see `Feed.report`), and the bytes/s that this process places. Other metrics come last.
     On a terminal, a line that is too long is cut off.
 

@@ -96,8 +96,8 @@ class CSVLog(_Log):
     """A callback for `fit` that writes a CSV file: one line for each report. Use it as a context manager.
 
     The columns are "step", the metrics, "rows_per_s" and "wait_share". If a later report has a new name, such as
-    "eval_loss", a last column is added, which is empty in the lines before: `pandas.read_csv` gives a table with
-    one row for each step. To add a column, the file is written anew and replaced atomically.
+    "eval_loss", a last column is added. It is empty in earlier lines, so `pandas.read_csv` gives a table with one
+    row for each step. To add a column, the file is written anew and replaced atomically.
 
     A resumed run continues the file, and removes the lines of steps after the step from which it resumed. A run
     that begins at step 1 replaces the file.

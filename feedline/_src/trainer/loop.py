@@ -34,7 +34,7 @@ class Progress:
       step: steps finished, counted over all runs.
       metrics: of the last finished step: "loss" and the other metrics of the loss function. Empty before the
         first step of this run.
-      resumed: how many of these steps earlier runs had done.
+      resumed: the part of `step` that earlier runs had done.
       rows: rows trained on in this run.
       elapsed_s: wall time.
       elapsed_rows: rows finished in that time; 0 right after the first step.
@@ -121,7 +121,7 @@ class Loop:
             self._step_places.compare(done, self._feed.epoch, self._feed.position)
 
     def steps(self, state: State, batches: Iterable[Batch]) -> Iterator[State]:
-        """Yield each new state before asking for a batch. The next step donates the state. Call `end` last."""
+        """Yield each state before asking for the next batch. The next step donates the state. Call `end` last."""
         batches, per_call = iter(batches), self._program.steps_per_call
         guard: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()  # tracing may transfer
         while True:
@@ -196,7 +196,7 @@ class Loop:
             self._report(self.progress)
 
     def _fetched(self) -> list[list[float]]:
-        """The metrics of each step since the last report. FeedError: a loss is not finite; it names the first."""
+        """The metrics of each step since the last report. FeedError names the first loss that is not finite."""
         calls = jax.device_get([call.metrics for call in self._unreported])
         steps = [step for call in calls for step in call.reshape(-1, call.shape[-1]).tolist()]
         for step, (loss, *_) in enumerate(steps, self.progress.step + 1 - len(steps)):

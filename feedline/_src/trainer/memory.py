@@ -38,7 +38,7 @@ def held(feed: Any = None) -> dict[str, int]:
     """What this process keeps in memory now, by name. Moves no data, and waits for nothing.
 
     "device 0": bytes in use on it; if the device does not count them, as on a CPU, the bytes of its live arrays
-    (an array on several devices counts twice once its `addressable_shards` were used). "host": resident bytes;
+    (an array on several devices counts twice after its `addressable_shards` were used). "host": resident bytes;
     missing without /proc. "slabs": host buffers of the feed. "arrays float32[64, 8]": arrays with this dtype and
     global shape.
     """
@@ -87,9 +87,9 @@ class MemoryWatch:
     Call `after_step` at the end of each step, from the thread of the loop. A sample takes about 15 µs for each
     live array.
 
-    Arrays of one dtype and shape are reported if each sample finds at least one more of them. Memory is reported
-    if it has grown since the warm-up by 1 MiB on a device, or 16 MiB on the host. Arrays in a list that is rarely
-    emptied are reported, too, until the list is emptied for the first time after the warm-up.
+    Arrays of one dtype and shape are reported if each sample finds more of them than the one before. Memory is
+    reported if it has grown since the warm-up by 1 MiB on a device, or 16 MiB on the host. Arrays in a list that
+    is rarely emptied are reported, too, until the list is emptied for the first time after the warm-up.
 
     Args:
       feed: a feed whose host buffers are counted, too.
