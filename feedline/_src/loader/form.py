@@ -26,7 +26,7 @@ from feedline._src.runtime.threads import annotation
 
 Cuts = list[tuple[int, Columns]]
 """For some leaves: (number of the leaf, its columns to read)."""
-_EPOCH_FACTOR = 2_654_435_761  # odd, and far from 0 modulo 2^31: `place` differs much between neighbouring epochs
+_EPOCH_FACTOR = 2_654_435_761  # odd, and far from 0 modulo 2^31, so `place` differs much between adjacent epochs
 
 
 class Progress(Protocol):
@@ -91,7 +91,7 @@ class LocalForm:
 
     @functools.cached_property
     def own_rows(self) -> Indices | None:
-        """The rows of the `own` leaves that this process supplies; None without `own` leaves."""
+        """The rows that this process supplies of the `own` leaves; None without `own` leaves."""
         return next((plan.rows for plan in self.own.values()), None)
 
     @functools.cached_property
@@ -106,7 +106,7 @@ class LocalForm:
         return list(groups.values())
 
     def write(self, read: Mapping[int, Array], leaves: list[Array], part: slice, index: Indices) -> None:
-        """Cast and cut some rows into the leaves to place. Raises RowError if a number does not fit its dtype.
+        """Cast and cut some rows, and write them to `leaves`. Raises RowError if a number does not fit its dtype.
 
         Numbers are checked before columns are cut, so that all processes agree on which rows are bad.
 
@@ -228,5 +228,5 @@ def _tried(transform: Transform, spec: RowSpec, row: list[Array]) -> tuple[RowSp
             )
         as_array(f"batch{jax.tree_util.keystr(path)}", leaf)
     out = RowSpec.of(jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), transformed))
-    # `tobytes` copies: the next call may write into the memory of this result
+    # `tobytes` copies, because the next call may write into the memory of this result
     return out, [leaf.tobytes() for leaf in jax.tree.leaves(transformed)]

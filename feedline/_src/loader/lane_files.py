@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-_FILE = "metadata"  # as in Orbax's JsonSave and JsonRestore: feedline and Orbax can read each other's files
+_FILE = "metadata"  # as in Orbax's JsonSave and JsonRestore, so feedline and Orbax can read each other's files
 
 
 def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None:

@@ -26,7 +26,7 @@ from feedline._src.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_r
 from feedline._src.rows.source import Cut, Source, WillRead
 from feedline._src.runtime.threads import JaxSettings, Stopwatch, annotation, this_thread
 
-# maximum deliveries announced to the source in advance, because computing their row indices takes time
+# at most this many deliveries are announced in advance, because computing their row indices takes time
 _MAX_ANNOUNCED = 1 << 8
 
 
@@ -62,7 +62,7 @@ class PartWriter:
     Attributes:
       offsets: int64[k], ascending: the offsets of these rows in the global batch.
       cuts: the leaves to read, and their columns.
-      first: the index of the first of these rows in `buffers`.
+      first: the index in `buffers` of the first of these rows.
     """
 
     form: LocalForm
@@ -136,7 +136,7 @@ class PartWriter:
         for i, failure in find_bad_rows(write, index, error):
             failure.locate(int(index[i]), int(positions.epoch[i]), int(positions.position[i]))
             substitute = self._substitute(i, int(index[i]), failure)
-            if positions.valid[i]:  # padding repeats rows, and a bad row counts once
+            if positions.valid[i]:  # padding repeats rows, which must not be counted again
                 bad.append(BadRow.of(failure, int(self.offsets[i]), substitute))
         self.clock.lap("read")
         return bad
@@ -252,7 +252,7 @@ class _RandomPart(PartWriter):
             ]
         except FeedError:
             raise
-        except Exception as error:  # of any type: a StopIteration would look like the end of the feed
+        except Exception as error:  # of any type, because a StopIteration would look like the end of the feed
             index = self._indices() if index is None else index
             which = "this row" if len(index) == 1 else f"{len(index)} rows, the first of them {index[0]},"
             raise RowError(

@@ -69,7 +69,7 @@ class Staging:
         self.most_idle = idle
         self._idle = self._new_idle()
         self.mapped = 0
-        # Not `mapped += 1`, which would need a lock that an interrupt could leave held
+        # A counter needs no lock; `mapped += 1` would need one, which an interrupt could leave held
         self._numbers = itertools.count(1)
         self._mapped: set[weakref.ref[mmap.mmap]] = set()  # the slabs that are mapped now
 
@@ -104,7 +104,7 @@ class Staging:
     def _retire(idle: Sequence[deque[_Return]]) -> None:
         """Unmap idle slabs. A lease that ends later appends its slab to these deques, which then discard it."""
         for of_leaf in idle:
-            type(of_leaf).__init__(of_leaf, maxlen=0)  # not `deque`: at exit, this global may be gone
+            type(of_leaf).__init__(of_leaf, maxlen=0)  # not `deque`, because this global may be gone at exit
 
     def _lease(self, shape: tuple[int, ...], dtype: np.dtype[Any], idle: deque[_Return]) -> Array:
         size = math.prod(shape) * dtype.itemsize
@@ -119,7 +119,7 @@ class Staging:
 
     def _map(self, size: int) -> Slab:
         try:
-            memory = mmap.mmap(-1, max(size, 1), mmap.MAP_PRIVATE)  # batches in a forked child do not change
+            memory = mmap.mmap(-1, max(size, 1), mmap.MAP_PRIVATE)  # so batches in a forked child do not change
         except OSError as error:
             raise FeedError(
                 f"the memory of a batch must fit beside what this process uses, and {size:,} bytes for one of its "

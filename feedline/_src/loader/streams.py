@@ -194,7 +194,7 @@ class StreamBatches:
         me = threading.current_thread()
         if me is not self._opener:
             self._reader = me
-        # `_reader` is set first: if a thread stops the watch and then finds no `_reader`, nothing is read here
+        # `_reader` is set first, so if a thread stops the watch and then finds no `_reader`, nothing is read here
         if self._watch.stopped():
             raise FeedError("the feed was closed", stage="read")
         for other in itertools.takewhile(lambda other: other is not self, tuple(self._stream.source.opened)):
@@ -245,7 +245,7 @@ class StreamBatches:
             exists = self._stream.exists(offset, report.ends)
             if not exists and report.failed_at is None:
                 return batches, report.ends, None
-            # a failure after the last batch counts, too, because the lane that failed has not reported its end
+            # even a failure after the last batch is raised, because the lane that failed has not reported its end
             if not exists or offset == report.failed_at or partial is None:
                 return batches, None, failure or report.error
             batches.append(self._completed(partial, offset, report.ends))
@@ -301,7 +301,7 @@ class StreamBatches:
     def _completed(self, partial: HostBatch, offset: int, ends: Mapping[int, int]) -> HostBatch:
         """Complete the batch after `offset` items of each lane, once the ends of all lanes are known."""
         form, items, real = self._stream.form, self._stream.items, self._stream.real(offset, ends)
-        # padding repeats items, and a bad item counts once
+        # padding repeats items, which must not be counted again
         bad = [row for row in partial.bad if row.at % items < real[row.at // items]]
         leaves = partial.leaves
         if (rows := form.own_rows) is not None:
@@ -476,7 +476,7 @@ class Lane:
             iterator.set_state(state)
         except Exception as error:
             iterator.close()
-            if isinstance(error, OSError):  # a failed read: to restore packing, Grain reads items again
+            if isinstance(error, OSError):  # a failed read, because Grain reads items again to restore packing
                 raise self._failed(error) from error
             raise ValueError(
                 f"lane {self.index} cannot go on from its state {repr(self._state)[:100]}: set_state of its "

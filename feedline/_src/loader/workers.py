@@ -72,7 +72,7 @@ class WorkerBatches:
         self._after = origin
         self._settings = settings
         self._workers: list[Worker] = []
-        self._next = 0  # the number of the next batch, counted from the start of the current workers
+        self._next = 0  # the number of the next batch, counted since the current workers started
         self._awaited: Worker | None = None  # the worker for whose batch a thread waits
         self._stuck: WorkerError | None = None  # why a worker was killed
         self._wake, self._waker = multiprocessing.Pipe(duplex=False)
@@ -93,7 +93,7 @@ class WorkerBatches:
                 if ended.lacks_guard:
                     raise ended.reported from None
                 self._restarts.use(stuck or ended.reported)
-                self.close()  # end the other workers, too: new ones begin with the missing batch
+                self.close()  # end the other workers, too, because new ones begin with the missing batch
                 continue
             finally:
                 self._awaited = None
@@ -250,7 +250,7 @@ def end(workers: Sequence[Worker]) -> None:
 
 @contextlib.contextmanager
 def _as_socket(connection: Connection) -> Iterator[socket.socket]:
-    """The socket of a connection, set to blocking: `socket.setdefaulttimeout` makes new sockets non-blocking."""
+    """The socket of a connection, set to blocking, since `socket.setdefaulttimeout` may make it non-blocking."""
     with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as found:
         found.setblocking(True)
         yield found

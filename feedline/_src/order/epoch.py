@@ -7,8 +7,8 @@ may replace a bad row.
 
 *The blocked order* shuffles blocks of adjacent rows, then the rows inside each window of blocks. *Block positions*
 number the blocks of an epoch in their shuffled order. Window w consists of the block positions from w·window to
-(w + 1)·window − 1. A permutation keyed by (seed, epoch, w) shuffles the positions inside window w. Divided by the
-rows of a block, a shuffled position gives a block position and an offset in the block, and so the row.
+(w + 1)·window − 1. A permutation keyed by (seed, epoch, w) shuffles the positions inside window w. Dividing a
+shuffled position by the rows of a block gives a block position and an offset in the block, and so the row.
 
 *The short block.* If `Blocks.rows` does not divide n, the source's last block is short, and all rows after it in
 the epoch have lower positions than after a full block. So no row can be computed until the block position of the
@@ -207,7 +207,7 @@ def as_indices(positions: NDArray[np.integer[Any]] | range) -> NDArray[np.int64]
 def _checked(positions: NDArray[np.int64], end: int) -> NDArray[np.uint64]:
     """The positions as 64-bit words in the same memory. IndexError: a position is not in [0, end)."""
     wide = positions.view(np.uint64)
-    if wide.size and wide.max() >= min(end, 1 << 63):  # one pass: as a word, a negative position is at least 2^63
+    if wide.size and wide.max() >= min(end, 1 << 63):  # one pass, since a negative position is a word ≥ 2^63
         raise IndexError(
             f"positions must be in [0, {end}), got {positions.min()} to {positions.max()}; counted over all "
             "epochs, row p is at position p % n of epoch p // n"

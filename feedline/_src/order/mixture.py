@@ -1,7 +1,7 @@
 """Computes which row is at which position of a mixture, as a pure function of (seed, epoch, position).
 
-Let c be the number of rows that were taken from a source before, over all epochs of the mixture. Then the source's
-next row is the one at position c mod length of epoch c div length, in the source's own order.
+Let c be the number of rows that were taken from a source before, over all epochs of the mixture. Then, in the
+source's own order, its next row has epoch c div length and position c mod length (length: the source's rows).
 
 *Shares.* Positions are divided into *blocks*. A *place* is an offset in a block, and has the same source in all
 blocks. So a division and a table give the source at a position, and how many rows of this source precede it.
@@ -135,7 +135,7 @@ class Table(NamedTuple):
 
     Attributes:
       source: int32[size], the source at each place.
-      rank: int64[size], how many rows of that source stand before the place in the table.
+      rank: int64[size], how many rows of the place's source stand before the place in the table.
       of_source: the places of each source, ascending.
     """
 
@@ -490,5 +490,5 @@ class MixtureOrder:
 
 
 def seed_of_source(seed: int, source: int) -> int:
-    """The seed of the order of source number `source` in a mixture with this seed."""
+    """The seed of a source's own order, in a mixture with this seed. `source`: the source's number."""
     return int(words("mixture", seed, source)[0])

@@ -16,13 +16,13 @@ of the grid. A result of n or more goes through the network again ("cycle walkin
 
 F(x) begins with y = x·m + c, where m (odd) and c come from a key. Then follows the first half of MurmurHash3's
 finaliser (Appleby 2011): y ← y xor y/2¹⁶ and y ← y·0x85EBCA6B, all mod 2³². F uses the top bits of y. A random c
-makes y uniform. Without the xor, F would be nearly linear, and adjacent indices would show this: after five rounds
-for any n, after seven rounds for n = 2⁶².
+makes y uniform. Without the xor, F would be nearly linear, and adjacent indices would show this even after five
+rounds for any n, and even after seven rounds for n = 2⁶².
 
 *Why seven rounds.* Take two indices with the same r. A round with F(r) preserves the difference of their l only if
-their r are still equal. So 2k + 1 rounds preserve the difference with probability 1/a + 1/b^k, a random
-permutation with 1/a. The same holds for the r of two indices with the same l. Three rounds preserve differences
-twice as often as they should. With five rounds, only fifty whole epochs reveal the excess; with seven, 50 n.
+their r are still equal. So 2k + 1 rounds preserve the difference with probability 1/a + 1/b^k. For a random
+permutation, it is 1/a. The same holds for the r of two indices with the same l. Three rounds preserve differences
+twice as often as they should. It takes 50 epochs to reveal the excess with five rounds, 50 n epochs with seven.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def permuted(n: int, keys: Sequence[np.uint64], indices: NDArray[np.uint64]) -> 
 
 @functools.lru_cache(maxsize=64)
 def explicit(n: int, first_key: np.uint64, second_key: np.uint64) -> NDArray[np.int64]:
-    """int64[n], read-only: the whole permutation, for small n. Any sort gives the same, as hashes are distinct."""
+    """int64[n], read-only: the whole permutation, for small n. Hashes are distinct, so any sort gives the same."""
     numbers = np.argsort(hashed(np.arange(n, dtype=np.uint64), (first_key, second_key))).astype(np.int64)
     numbers.flags.writeable = False
     return numbers
@@ -81,7 +81,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def grid(n: int) -> tuple[int, int]:
-    """(a, k): a grid of a rows and 2^k columns, with at least n and fewer than n + 2^k cells.
+    """(a, k): a grid of `a` rows and 2^k columns, with at least n and fewer than n + 2^k cells.
 
     The sides differ by a factor of at most two, so at most one index in √n needs cycle walking.
 
@@ -122,7 +122,7 @@ def _cells(
         else:
             step = (_hashed_half(right, int(key), tweaks).astype(np.uint64) * a) >> 32  # uniform over [0, a)
             left += step.astype(np.uint32)
-            left = np.minimum(left, left - np.uint32(a))  # modulo a: where left < a, left - a wraps around
+            left = np.minimum(left, left - np.uint32(a))  # modulo a, since left - a wraps around if left < a
     return (left.astype(np.uint64) << np.uint64(k)) + right
 
 

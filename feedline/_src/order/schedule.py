@@ -64,8 +64,8 @@ class Schedule:
     Attributes:
       rows: n, rows in the source.
       batch_size: B, rows in the global batch.
-      remainder: "drop": n // B batches per epoch. "pad": n / B, rounded up; rows from position 0 on of the same
-        epoch fill the last batch and are not valid. "wrap": batches continue across the ends of epochs.
+      remainder: "drop": n // B batches per epoch. "pad": n / B, rounded up; rows of the same epoch, from
+        position 0 on, fill the last batch and are not valid. "wrap": batches continue across the ends of epochs.
       epochs: the epochs of one pass; None if the feed is endless.
 
     Example:
@@ -162,7 +162,7 @@ class Schedule:
         return min(self.batch_size, left) if self.remainder == "pad" else self.batch_size
 
     def dropped_rows(self, before: Cursor, start: Cursor | None) -> int:
-        """How many rows are dropped from `before` to `start`, the next batch; None: there is no next batch."""
+        """How many rows are dropped from `before` to the next batch, at `start`. None: there is no next batch."""
         if self.remainder == "pad":
             return 0
         left = self.rows - before.position

@@ -98,7 +98,7 @@ class Placement:
             arrays = [place(leaf) for place, leaf in zip(self._places, leaves, strict=True)]
         return self._treedef.unflatten(arrays)
 
-    # computed once: for a small batch on several devices, placing costs mostly Python time
+    # computed once, because placing a small batch on several devices costs mostly Python time
     @functools.cached_property
     def _treedef(self) -> Any:
         return jax.tree.structure(self.spec)

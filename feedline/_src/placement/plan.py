@@ -1,7 +1,7 @@
 """The plan: (sharding, global shape) → the rows and columns that each process reads.
 
 Only `local_rows` depends on the process in which it runs. What a process reads follows from its devices and
-`Sharding.devices_indices_map`, never from its index: on a permuted mesh, rows are not in the order of processes.
+`Sharding.devices_indices_map`, never from its index, since a permuted mesh does not order rows by process.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def union_of_rows(leaves: Iterable[LeafPlan]) -> Indices:
 
 
 def replicas(sharding: jax.sharding.Sharding, global_shape: tuple[int, ...]) -> list[list[int]]:
-    """Groups of processes. All processes of a group supply the same part of a leaf, so must read the same bytes.
+    """Groups of processes that supply the same part of a leaf, and therefore must read the same bytes.
 
     Example: [[0, 1], [2, 3]] for `P("data")` on a mesh data=2, model=2, whose four devices are in four processes.
     """
@@ -163,7 +163,7 @@ def local_rows(sharding: jax.sharding.Sharding, batch_size: int) -> Indices:
     """Return which rows of a global batch this process supplies.
 
     Args:
-      sharding: the sharding of the batch; only the batch axis matters. A device is accepted, too, and, under
+      sharding: the sharding of the batch; only the batch axis matters. Also accepted: a device and, under
         `jax.set_mesh`, a `PartitionSpec`.
       batch_size: rows in the global batch, at least 1.
 

@@ -117,7 +117,7 @@ class CheckedOptions:
         return frozenset(name for name, value in {**given, "prefetch": self.prefetch}.items() if value == "auto")
 
     def first_settings(self, default_threads: int) -> Settings:
-        """The settings to begin with: the defaults for "auto". With workers or no prefetch, `threads` is 0."""
+        """The settings to begin with: the defaults for "auto". `threads` is 0 with workers or without prefetch."""
         prefetch = type(self).prefetch if self.prefetch == "auto" else self.prefetch
         workers = 0 if self.reading.workers == "auto" else self.reading.workers
         threads = self.reading.threads
@@ -283,7 +283,7 @@ def next_sizes(batch_size: int, multiple: int) -> list[int]:
 def with_own_leaves(batch: Any, batch_size: int, options: CheckedOptions) -> Any:
     """Add the leaves `valid` and `place` to the spec of a global batch, if the options request them."""
     for name, (asker, dtype) in options.own_leaves.items():
-        # a plain dict: JAX flattens it by sorted keys, but an OrderedDict, for example, in the order of insertion
+        # a plain dict, because JAX flattens it by sorted keys, but an OrderedDict, say, in the order of insertion
         if type(batch) is not dict or name in batch or not all(isinstance(key, str) for key in batch):
             found = f"it has the keys {list(batch)}" if type(batch) is dict else f"it is a {type(batch).__name__}"
             found = "it is one array without a name" if isinstance(batch, jax.ShapeDtypeStruct) else found

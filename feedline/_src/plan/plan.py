@@ -6,7 +6,7 @@ This module uses all kinds of index:
 - a *position* numbers the rows of one epoch, in the epoch's order;
 - an *offset* numbers the rows of one global batch: `ProcessReads.rows` and `LeafPlan.rows` are offsets;
 - a *local row* numbers the rows of a process-local batch;
-- a *column* is an index along an axis of a leaf other than the first;
+- a *column* is an index along axis 1 or a later axis of a leaf;
 - a *lane* numbers one of several streams;
 - leaves are numbered as JAX flattens the batch, with or without `valid` and `place`, which feedline adds.
 """
@@ -78,7 +78,7 @@ class Memory(NamedTuple):
 
     Attributes:
       host_bytes: host memory of a process that places batches on accelerators.
-      host_bytes_on_cpu_devices: host memory of a process that places batches on CPU devices, with placed batches.
+      host_bytes_on_cpu_devices: host memory, including placed batches, of a process that places on CPU devices.
       host_bytes_as_read: additional host memory of a process, for leaves that are cast, cut or transformed.
       shared_bytes: maximum additional host memory of a process, for batches in flight from workers.
       device_bytes: memory of a device.
@@ -143,7 +143,7 @@ class Plan:
     """What a feed will read and place, and how much memory it needs. `feedline.FeedOptions.plan` computes it.
 
     A plan starts no threads, and reads no rows, except one row if the source has no spec. Bytes are computed from
-    shapes and dtypes, without the memory of the model, of the source's caches and of JAX itself.
+    shapes and dtypes. They exclude the memory of the model, of the source's caches and of JAX itself.
 
     Attributes:
       rows: the number of rows in an epoch. None: an epoch has no end, or a stream's end is not known yet.
@@ -166,7 +166,7 @@ class Plan:
       remainder: as in the options.
       length: deliveries in a pass, as `len(feed)`: batches ÷ steps per call. None: the pass is endless, its end is
         unknown, the batch size changes, or a feed refuses the options.
-      settings: `buffer`, `prefetch` and `workers` to begin with; "auto" begins with the defaults. For a stream,
+      settings: `buffer`, `prefetch` and `workers` at the start; for "auto", the defaults. For a stream,
         `buffer` is the number of batches after which processes agree on the ends of lanes. `threads` is 0 unless
         it is given, since its default depends on the machine.
       memory: in bytes. For the process that needs most: `host_bytes` (`host_bytes_on_cpu_devices` if the devices

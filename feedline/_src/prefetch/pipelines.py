@@ -22,7 +22,7 @@ from feedline._src.errors import FeedError
 from feedline._src.prefetch.watch import Pending, Watch
 
 _BRIEFLY_S = 0.5e-3
-"""Seconds that a thread waits for a slot before it passes on its permit, because waking another thread costs more.
+"""Seconds that a thread waits for a slot before it wakes another to read. Waking costs more than a short wait.
 
 If the consumer is faster than the threads, a batch waits for a slot only while the previous one is being placed.
 With 4 MB batches on two cores, a feed was 10 to 15 % faster with 0.5 ms than with 0; 2 ms was no better.
@@ -77,7 +77,7 @@ class Run(Protocol[T_co]):
         """After `close`, wait for all threads except the calling one.
 
         Without `reads`, do not wait for threads inside a read by row index. Always wait for the thread of an
-        iterator, since the next iterator may share state with it.
+        iterator, since the next iterator may share state with this one.
 
         Returns:
           The name of a thread that is still in a read or a transfer; None if all threads have ended.
@@ -189,7 +189,7 @@ class Handover(Generic[T]):
         return self._closed
 
     def wait_for_slot(self, number: int, timeout_s: float | None = None) -> bool:
-        """Wait until an item has a slot, for at most `timeout_s` if given. One thread per number.
+        """Wait until an item has a slot, for at most `timeout_s` if given. Only one thread may wait for an item.
 
         Returns:
           Whether the item may be made: it has a slot, and the hand-over is not closed.
@@ -359,7 +359,7 @@ class Prefetcher(Generic[H, T]):
             try:
                 thread.start()
             except RuntimeError as error:
-                if error.__context__ not in (None, handled):  # an interrupt, so that `start` failed to unlock
+                if error.__context__ not in (None, handled):  # an interrupt made `start` fail to unlock
                     raise error.__context__ from None
                 raise FeedError(
                     "a feed needs Reading.threads + Reading.buffer threads, and of these "
@@ -398,7 +398,7 @@ class Prefetcher(Generic[H, T]):
         self._end_threads()
         for _ in self._threads:
             self._permits.put(None)
-        self._closed = True  # last, so that the next call repeats everything after an interrupt
+        self._closed = True  # last, so that after an interrupt, the next call repeats everything
 
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
         """See `Run`."""
@@ -435,7 +435,7 @@ class Prefetcher(Generic[H, T]):
         self._permits.put(None)
         try:
             self._batches.close()
-        except BaseException:  # noqa: BLE001  from the user's iterator; only logged, as no `take` follows
+        except BaseException:  # noqa: BLE001  from the user's iterator; only logged, since no `take` follows
             _log.warning("closing the source failed", exc_info=True)
 
     def _read_and_place(self) -> bool:
@@ -527,7 +527,7 @@ class Synchronous(Generic[H, T]):
     def close(self) -> None:
         """See `Run`."""
         self._closed = True
-        if not self._inside.locked():  # if locked, `take` closes the source after unlocking
+        if not self._inside.locked():  # otherwise, `take` closes the source after unlocking
             self._source.close()
 
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:

@@ -23,7 +23,7 @@ from feedline._src.options import Reading
 
 _log = logging.getLogger("feedline")
 _SUSPENDED_S = 1.0
-"""Overrun of a wait, in seconds, that shows that the process was stopped, for example by `scontrol suspend`."""
+"""A wait that ends this many seconds late shows that the process was stopped, say by `scontrol suspend`."""
 
 
 class Pending(NamedTuple):
@@ -162,7 +162,7 @@ def alarmed(after_s: float, message: Callable[[], str]) -> Iterator[None]:
 
     try:
         try:
-            # no Timer or Thread: an interrupt in `start` or `cancel` can leave their locks held for ever
+            # no Timer or Thread, because an interrupt in `start` or `cancel` can leave its lock held for ever
             _thread.start_new_thread(alarm, ())
             yield
         finally:

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 _log = logging.getLogger("feedline")
 _GRACE_S = 0.5  # grace period for threads at exit
 _GRACE_WITH_WORKERS_S = 10.0  # a thread of the feed waits for workers to end, and kills them after 5 s
-_GRACE_WITH_DEVICES_S = 60.0  # longer than a step of the devices, for which jax itself waits at exit
+_GRACE_WITH_DEVICES_S = 60.0  # longer than a step of the devices; jax itself waits for the step at exit
 _WARN_AFTER_S = 10.0  # no shorter, because workers may take that long to end
 
 
@@ -112,8 +112,8 @@ def _forget_stuck_threads(deadline: float) -> None:
     """Let the interpreter exit although one of Grain's threads is stuck in a read.
 
     `concurrent.futures` joins every executor thread at exit without a limit, daemon or not. This function waits
-    for Grain's threads until `deadline`, since most of them are only busy with a last batch. CPython ends a thread
-    that still runs while it finalises, and the process aborts if the thread is then inside C++ code.
+    for Grain's threads until `deadline`, since most of them are only busy with a last batch. While CPython
+    finalises, it ends a thread that still runs. The process aborts if the thread is then inside C++ code.
     """
     joined: Any = getattr(concurrent.futures.thread, "_threads_queues", {})
     for thread in threading.enumerate():

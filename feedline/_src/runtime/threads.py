@@ -1,6 +1,6 @@
 """Rules for the threads of a feed: JAX's thread-local settings, annotations of a profile, no fork, one consumer.
 
-Annotations of `jax.profiler` show in XProf what feedline's threads do, beside the devices. Their names are
+Annotations of `jax.profiler` show in XProf, beside the devices, what feedline's threads do. Their names are
 "feedline." plus the name of a span in a trace (`listen/trace.py`). Without a profile, `annotation` takes 0.3 µs.
 """
 
@@ -27,7 +27,7 @@ _WANTED = (
 )
 
 
-# the settings with both a context manager and a value in jax.config in this version of jax
+# the settings that, in this version of jax, have both a context manager and a value in jax.config
 _NAMES = tuple(name for name in _WANTED if hasattr(jax, name) and hasattr(jax.config, f"jax_{name}"))
 _of_config = operator.attrgetter(*(f"jax_{name}" for name in _NAMES))
 
