@@ -38,7 +38,7 @@ def of_samples(size: int, samples: Sequence[bytes]) -> list[Any]:
 
 
 def of_array(array: npt.NDArray[Any], samples: int = _SAMPLES) -> list[Any]:
-    """Return the dtype and shape of an array, and a digest of the first 4 KiB of each of up to `samples` rows."""
+    """Return the dtype and shape of an array, and a digest of up to `samples` rows: of each, the first 4 KiB."""
     return of_rows(array.dtype, array.shape, array.__getitem__, samples)
 
 

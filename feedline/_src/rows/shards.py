@@ -1,4 +1,4 @@
-"""Maps each row to its shard: one of the consecutive files, groups or sources that divide all rows."""
+"""Maps each row to its shard: here, one of the files, groups or sources whose rows follow one another."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def offsets_by_label(labels: Indices, count: int) -> Iterator[tuple[int, slice |
     """
     if len(labels) == 0:
         return
-    narrow = labels.astype(np.uint16) if count < 1 << 16 else labels  # NumPy sorts 16 bits in linear time
+    narrow = labels.astype(np.uint16) if count < 1 << 16 else labels  # NumPy sorts uint16 in linear time
     offsets = np.argsort(narrow, kind="stable")
     ordered = labels.take(offsets)
     cuts = np.flatnonzero(np.diff(ordered)) + 1
     for start, stop in zip([0, *cuts.tolist()], [*cuts.tolist(), len(labels)], strict=True):
         here = offsets[start:stop]
-        adjacent = here[-1] - here[0] == stop - start - 1  # a stable sort: `here` ascends
+        adjacent = here[-1] - here[0] == stop - start - 1  # `here` ascends, because the sort is stable
         yield int(ordered[start]), slice(int(here[0]), int(here[-1]) + 1) if adjacent else here

@@ -1,6 +1,6 @@
 """Sources of rows: the protocol for users' sources, and the base classes of feedline's sources, with defaults.
 
-A user's `RowSource` is wrapped once, when it is opened. So only the wrapper checks which optional members it has.
+Opening a user's `RowSource` wraps it. Only the wrapper checks which optional members the user's class has.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Rows:
 
     Attributes:
       epoch: int64[k], the epoch of each row.
-      position: int64[k], its position in the epoch's order.
+      position: int64[k], the row's position in the epoch's order.
       index: int64[k], the row index in the source.
       key: uint64[k], random bits, computed from (seed, epoch, position). Augmentation whose random numbers come
         from the key alone is the same on any topology.
@@ -151,7 +151,7 @@ def why_not_a_source(source: Any) -> str:
 
 
 class Indexed:
-    """Base class of sources of arrays and sources of bytes: `source[i]`, a readable `repr`, and defaults.
+    """Base class of all sources, of arrays or of bytes. It adds `source[i]`, a readable `repr`, and defaults.
 
     `grain.MapDataset.source` accepts such a source, because it has `source[i]` and `len(source)`. But filling a
     batch row by row is many times slower than reading many rows at once.
@@ -252,8 +252,8 @@ class Source(Indexed):
 
     Attributes:
       spec: a tree of `jax.ShapeDtypeStruct` for one row.
-      lanes: for a stream, the number of lanes; else 0. A stream has one row: its first item.
-      format: how rows are read, as recorded in a state: "columns", "records", "mixture", "stream" or "3 lanes".
+      lanes: for a stream, the number of lanes; else 0. `FirstItem` makes a stream's first item its only row.
+      format: how rows are read: "columns", "records", "mixture", "stream" or, say, "3 lanes". A state records it.
       own_order: the order that the source imposes.
       shuffled: whether the default order is shuffled.
       reads_columns: whether `read_cuts` can read some leaves or columns alone. If False, pass it `whole_cuts`.
@@ -286,7 +286,7 @@ class Source(Indexed):
         return SingleOrder(asked or Order(shuffle=self.shuffled), self.epoch_rows)
 
     def tokens_of(self, rows: Indices) -> Indices | None:
-        """int64[k]: how many tokens each row has, without padding; None if it is unknown until they are read."""
+        """int64[k]: how many tokens each row has, without padding; None if only reading them shows it."""
         return None
 
     def with_weights(self, weights: Mapping[str, float], position: int) -> Source:
@@ -298,7 +298,7 @@ class Source(Indexed):
         raise TypeError(f"only a feedline.Mixture has weights, and this feed reads {self.kind}")
 
     def with_weights_of(self, order: Any, position: int) -> Source:
-        """Return this source; for a mixture, a copy with the weights up to `position` of `order`, from a state."""
+        """Return this source; of a mixture, a copy whose weights up to `position` come from a state's `order`."""
         return self
 
     def padded_length(self, rows: Indices) -> int:
@@ -364,14 +364,14 @@ class EncodedSource(Indexed):
 
     Attributes:
       fields: the names of the fields of a record; None: a record is one `bytes`.
-      instead: how to get arrays without decoding: the end of the error message if a feed is given this source.
+      instead: how to get arrays without decoding. A feed that gets this source ends its error message with this.
     """
 
     fields: Sequence[str] | None
     instead = ""
 
     def records(self, rows: Indices) -> Sequence[Record]:
-        """The records of these rows, in the order of `rows`, which may repeat. Several threads call this at once.
+        """The records of these rows, in the order of `rows`. Rows may repeat. Several threads call this at once.
 
         Raises:
           RowError: a record cannot be read; the error names the row and its file.

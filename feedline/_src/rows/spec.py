@@ -21,7 +21,7 @@ class Leaf:
     """One leaf of a row.
 
     Attributes:
-      name: as a user would write it: ``batch['image']``.
+      name: what a user would write, such as ``batch['image']``.
       shape: the shape in one row.
       dtype: the dtype in the source.
       placed_dtype: the dtype on the mesh, JAX's canonical one (int64 becomes int32 without x64).
@@ -72,11 +72,11 @@ class RowSpec:
 
 
 def first_difference(one: Any, other: Any, root: str) -> tuple[str, str | None, str | None] | None:
-    """The first leaf, sorted by name, whose dtype or shape differs between two trees of rows; None if all agree.
+    """Of the leaves whose dtype or shape differs between two trees of rows, the first by name; None if all agree.
 
     Returns:
       (name of the leaf, its text in `one`, its text in `other`). The name begins with `root`. A text is the dtype
-      and the shape, or None if the tree lacks the leaf. Dtypes show a byte order that is not this machine's.
+      and the shape, or None if the tree lacks the leaf. It shows the byte order only if this machine has another.
     """
     described = [
         {

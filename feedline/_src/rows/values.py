@@ -86,7 +86,7 @@ def is_in_memory(value: Any) -> bool:
 
 
 def is_batched(value: Any) -> bool:
-    """Whether a value is a Grain dataset whose last or second to last step is `batch()`."""
+    """Whether a value is a Grain dataset whose last or second to last transformation is `batch()`."""
     if not type(value).__module__.startswith("grain."):
         return False
     return any(type(step).__name__.startswith("Batch") for step in [value, *getattr(value, "parents", ())[:1]])
@@ -181,7 +181,7 @@ def _converted(value: Any, leaf: Leaf) -> Array:
             f"{leaf.name} is {array.dtype}{list(array.shape)}, but {leaf.dtype}{list(leaf.shape)} in the "
             "first record; crop, pad or convert it in a map"
         )
-    with np.errstate(over="ignore"):  # overflow is checked below: only NumPy's own dtypes warn of it
+    with np.errstate(over="ignore"):  # overflow is checked below for all dtypes; only NumPy's own would warn of it
         converted = np.asarray(value, leaf.dtype)
     if jax.numpy.issubdtype(leaf.dtype, np.integer):
         lost = converted.astype(array.dtype) != array

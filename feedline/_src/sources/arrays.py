@@ -34,9 +34,9 @@ Array = npt.NDArray[Any]
 Read = Callable[["File", OpenOptions], list[Any]]
 """(file, options) → the trees of arrays in the file, like `Format.open` of a mapped format."""
 T = TypeVar("T")
-_SAMPLED_ROWS = 1 << 10  # of each leaf, over all shards: on a cold disk, each row costs a seek
+_SAMPLED_ROWS = 1 << 10  # of each leaf, over all shards; few, because on a cold disk each row costs a seek
 _MAX_SAMPLES_A_SHARD = 16
-CHECKS_A_READ = 4  # files that one read checks, at about 5 µs each, so that checks cost less than the copy
+CHECKS_A_READ = 4  # files checked in a read, at about 5 µs each: few, so that checks cost less than the copy
 
 
 class ArraySource(Source):
@@ -148,7 +148,7 @@ class ArraySource(Source):
         )
 
     def _hold(self, leaves: Sequence[Sequence[Array | FileArray]], form: Any, names: Sequence[str | None]) -> None:
-        """Set the arrays. `form`: their tree; leaves[i][j]: part j of leaf i; names[j]: its file, if known."""
+        """Set arrays. `form`: their tree; leaves[i][j]: part j of leaf i; names[j]: part j's file, if known."""
         self._leaves, self._names = leaves, names
         self.spec = jax.tree.unflatten(form, _row_specs([parts[0] for parts in leaves]))
         self._rows = sum(map(len, leaves[0]))
@@ -189,7 +189,7 @@ class ArraySource(Source):
 
     @classmethod
     def joined(cls, sources: Sequence[ArraySource], number: str) -> ArraySource:
-        """Concatenate sources outside of stores that have the same spec, a dict. The result does not pickle.
+        """Concatenate sources that have the same spec, a dict, and lie in no store. The result does not pickle.
 
         Args:
           number: the key of an additional leaf, with the number of each row's source.
@@ -211,7 +211,7 @@ class ArraySource(Source):
     def identity(self) -> dict[str, Any]:
         """Sizes and sampled bytes of every shard. No path, so moving a dataset does not change its identity."""
         _check(self._files[:CHECKS_A_READ])
-        # the identity must be the same as in a store, where such files may be read in groups
+        # in a store, a `GroupSource` may read these files, and its identity must be the same
         if self._opened is not None and self._read_file is not None:
             return {"kind": "groups", "files": self._opened.digests}
         samples = min(_MAX_SAMPLES_A_SHARD, max(1, _SAMPLED_ROWS // len(self._leaves[0])))
@@ -227,7 +227,7 @@ class ArraySource(Source):
         self._checked_read(_read, self._stored_rows(indices_of(rows)), cuts)
 
     def read_ordered(self, order: RowOrder, epoch: int, positions: Positions, cuts: Sequence[Cut]) -> Indices:
-        """See `Source`. The C library computes the rows and reads them in a single call."""
+        """See `Source`. The C library computes the row indices and reads the rows in a single call."""
         if self._selected is not None:
             return super().read_ordered(order, epoch, positions, cuts)
         return self._checked_read(_read_ordered, order, epoch, positions, cuts)
@@ -243,7 +243,7 @@ class ArraySource(Source):
         """Fill each row of `out` with the row's spans, side by side, then zeros. For sources of one leaf.
 
         Args:
-          spans: `first` counts rows over all shards. No span crosses the end of a shard.
+          spans: `spans.first` are row indices of this source. No span crosses the end of a shard.
           out: [k, length, *shape of the leaf]. A row without a span may keep its values or become zeros.
         """
         self._checked_read(lambda readers: readers[0].read_spans(spans, out))
@@ -252,8 +252,8 @@ class ArraySource(Source):
         """Return `read(readers, *arguments)`, with the current readers.
 
         A file that was written to before or during the read is refused, because rows may mix old and new bytes.
-        If the cache has lost a mapped file, the rows are read again through the cache. A read checks only the
-        next few files, so that checks stay cheap.
+        If the cache has lost a mapped file, the rows are read again through the cache. Each read checks only a
+        few files, in turn, so that checks stay cheap.
         """
         to_check = list(itertools.islice(self._files_to_check, self._checks))
         readers = self._current_readers()
@@ -273,7 +273,7 @@ class ArraySource(Source):
         self._readers, self._complete_files = self._store_readers, 0
         for file in self._files:
             if file.in_store:
-                file.check()  # unmap it, so that a lost file is fetched again
+                file.check()  # drops the mapping, so that a lost file is fetched again
         return read(self._store_readers, *arguments)
 
     def _current_readers(self) -> list[Reader]:
@@ -444,7 +444,7 @@ def windows(array: Array | FileArray, length: int, stride: int) -> Array | FileA
 
 
 def reader_of(parts: Sequence[Array]) -> Reader:
-    """The fastest reader for arrays in memory, of one dtype and row shape."""
+    """The fastest reader for arrays in memory that have one dtype and one row shape."""
     return RowGather(parts) if RowGather.can_gather(parts) else NumpyRows(parts)
 
 
@@ -522,7 +522,7 @@ class FileRows(Reader):
         copy_values(spans, values, out)
 
     def places(self, rows: Indices, counts: Indices | None = None) -> Iterator[Place]:
-        """Yield the `Place` of these rows in each file; with `counts`, of counts[i] rows from rows[i] on."""
+        """Yield where rows lie in each file: these rows or, with `counts`, counts[i] rows from rows[i] on."""
         for number, at, offsets in self._located(rows):
             lengths = np.full(len(offsets), self._row_bytes)
             yield number, offsets, lengths if counts is None else lengths * counts[at]

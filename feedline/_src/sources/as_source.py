@@ -56,7 +56,7 @@ def as_source(source: Any) -> Source:
     if "datasets" in sys.modules:
         from feedline._src.sources.hugging_face import is_dataset
 
-        if is_dataset(source) and source.format["type"] != "custom":  # "custom": a transform
+        if is_dataset(source) and source.format["type"] != "custom":  # it has no transform
             warn(_READ_ROW_BY_ROW)
     # some subclasses of dict and tuple are leaves for JAX, and may be datasets
     is_tree = isinstance(source, dict | tuple) and not jax.tree_util.all_leaves([source])
@@ -119,7 +119,7 @@ def opened_metadata(source: Any) -> SourceMetadata:
 
     Raises:
       ValueError, TypeError, OSError: `source` is not a source, has no rows, or names a file that does not exist.
-      FeedError: only a row shows the spec, and this row cannot be read.
+      FeedError: the spec can be known only from a row, and this row cannot be read.
     """
     found = opened(source)
     try:

@@ -16,7 +16,7 @@ from feedline._src.rows.source import EncodedSource, Indices, Record, Rows, Sour
 from feedline._src.rows.spec import RowSpec
 from feedline._src.sources.open_source import open_source
 
-_RECORDS_AT_ONCE = 64  # read in one call, so all of them are in memory, in addition to the batch
+_RECORDS_AT_ONCE = 64  # read in one call; all of them are in memory then, in addition to the batch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class DecodedSource(Source):
                 raise TypeError(f"decode writes its row into out, and must not return a {type(returned).__name__}")
         except FeedError:
             raise
-        except Exception as error:  # of any type: a StopIteration would look like the end of the feed
+        except Exception as error:  # of any type, even StopIteration, which would look like the end of the feed
             raise RowError(
                 f"decode failed on this record with {type(error).__name__}: {error}",
                 stage="read",
@@ -144,7 +144,7 @@ class DecodedSource(Source):
 
     @property
     def will_read(self) -> WillRead | None:
-        """Fetches records in a store ahead; None for local files."""
+        """Fetches records from a store ahead of their reads; None for local files."""
         return self.encoded.will_read
 
     def file_of(self, row: int) -> str | None:
@@ -164,7 +164,7 @@ class DecodedSource(Source):
 
 
 def _check_decoder(source: DecodedSource) -> None:
-    """Decode one record over zeros and over ones, and compare the results. Tries up to three records.
+    """Decode one record twice, into bytes of 0x00 and of 0xFF, and compare the results. Tries up to three records.
 
     Raises:
       ValueError: the results differ.

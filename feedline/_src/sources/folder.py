@@ -43,7 +43,7 @@ class FolderSource(EncodedSource):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Classes, all names relative to the folder, and the sizes and sampled bytes of up to 64 files."""
+        """Classes, all file names relative to the folder, and the sizes and sampled bytes of up to 64 files."""
         files = self._folder.digests(digests.sampled(len(self), _SAMPLED_FILES))
         classes = {} if self.classes is None else {"classes": self.classes}  # names do not show empty classes
         return {"kind": "files", "count": len(self), "names": self._folder.names.digest, "files": files, **classes}

@@ -29,7 +29,7 @@ from feedline._src.sources.arrays import ArraySource, cut, reader_of
 
 T = TypeVar("T")
 OpenFile = Callable[[Any, OpenOptions], Grouped]
-_ROWS_AT_ONCE = 1 << 11  # of files that are read by row number: fewer are slower, more overflow the CPU cache
+_ROWS_AT_ONCE = 1 << 11  # of files that are read by row number; fewer take longer, more do not fit the CPU cache
 _MAX_ROWS = 1 << 48  # of a file, so that sums over files stay below the largest int64
 
 
@@ -72,16 +72,16 @@ def _arrays_in(open_file: OpenFile, file: File, options: OpenOptions) -> list[An
 
 
 class _GroupedRows(Indexed):
-    """Base class: reads files that store rows in groups, with leaves of any kind. Reads are thread-safe.
+    """Base class of `GroupSource` and `TableSource`: reads tables with leaves of any kind. Reads are thread-safe.
 
     The most recently used groups stay in a cache of at most `cache_bytes`, so an order should read neighbouring
-    rows soon after each other, as a blocked order does. A group that two threads need at once is read once.
+    rows soon after each other, as a blocked order does. If two threads need a group at once, one of them reads it.
 
-    A file must not change while it is open: its version is checked whenever a group is read, and sent to worker
-    processes with the source. Arguments and errors: see `open_groups`; `tables` describe the files.
+    A file must not change while it is open. Its version is checked whenever a group is read; worker processes get
+    this version with the source. Arguments and errors: see `open_groups`; `tables` describe the files.
     """
 
-    _sampled: list[Any] | None = None  # set by `identity`; workers compare it
+    _sampled: list[Any] | None = None  # set by `identity`; workers compare theirs with it
 
     def __init__(self, open_file: OpenFile, files: Any, options: OpenOptions, tables: Sequence[Grouped]) -> None:
         self._open_file, self._files, self._options, self._tables = open_file, files, options, tables
@@ -143,7 +143,7 @@ class _GroupedRows(Indexed):
     def _parts(
         self, leaf: int, rows: Indices, at_once_bytes: int
     ) -> Iterator[tuple[list[Column], Indices, Indices, Any]]:
-        """Yield the groups that hold some rows of a leaf: as many at once as fit `at_once_bytes`, at least one.
+        """Yield the groups of a leaf that hold these rows: as many at once as fit `at_once_bytes`, at least one.
 
         Yields:
           (groups, group, local, places). `places` are the offsets in `rows` of all rows that these groups hold.
@@ -159,7 +159,7 @@ class _GroupedRows(Indexed):
         if not isinstance(spec, str):
             largest = int(shards.lengths[needed].max()) * math.prod(spec.shape) * spec.dtype.itemsize
             at_once = max(1, at_once_bytes // max(1, largest))
-        # the threads that read a batch need the same groups: each begins at a different one, to decode in parallel
+        # the threads that read a batch need the same groups, so each begins at another, to decode in parallel
         first = threading.get_native_id() % len(needed)
         needed, group = np.roll(needed, -first), (group - first) % len(needed)
         files = self._file_of_group[leaf].of(needed)
@@ -195,7 +195,7 @@ class _GroupedRows(Indexed):
                 yield places[some], self._rows_of(file, leaves, ordered[some])
 
     def _rows_of(self, file: int, leaves: Sequence[int], local: Indices) -> Sequence[Any]:
-        """Return the values of each leaf in rows of a file. RowError: it names a row that cannot be read."""
+        """Return the values of each leaf in rows of a file. RowError: a row cannot be read; the error names it."""
         read_rows, first = self._tables[file].read_rows, int(self._file_of_row.firsts[file])
         assert read_rows is not None
         try:

@@ -95,7 +95,7 @@ def open_dataset(dataset: HuggingFaceDataset | str, options: OpenOptions) -> Sou
     """Open a dataset or a saved folder. Rows are encoded if a chosen column has bytes, text or files.
 
     Raises:
-      ValueError: an option other than columns is given, or the dataset has no rows, damaged files, lists of
+      ValueError: an option other than columns is given; the dataset has no rows; or it has damaged files, lists of
         different lengths, a transform, or a format that converts values.
       TypeError: a column holds neither numbers nor bytes.
       ImportError: it is a folder, and `datasets` is not installed.
@@ -135,7 +135,7 @@ def _plain_table(dataset: HuggingFaceDataset, options: OpenOptions, files: Files
     if table.num_rows == 0:
         raise ValueError("a source must have at least one row, and this dataset has none")
     try:
-        table.validate()  # checks sizes of buffers: damaged files could crash the process
+        table.validate()  # checks sizes of buffers, since damaged files could crash the process
     except ValueError as error:
         where = f", in {', '.join(files.paths[:3])}" if files else ""
         raise ValueError(
@@ -197,7 +197,7 @@ def _of_one_shape(kind: Any, rows: Any) -> Any:
 
 
 def _is_file(kind: Any) -> bool:
-    """Whether `kind` is how Arrow stores `datasets.Image`, `Audio` and the like: as bytes or paths of files."""
+    """Whether `kind` is the Arrow type of `datasets.Image`, `Audio` and the like: a struct of bytes and path."""
     fields = {field.name: field.type for field in kind} if is_a(kind, "struct") else {}
     return fields.keys() == {"bytes", "path"} and all(map(is_bytes, fields.values()))
 
@@ -228,7 +228,7 @@ class _FileColumn:
                 )
             try:
                 (found[at],) = self._outside.read([row])
-            except RowError as error:  # drops the row number, which counts within this piece
+            except RowError as error:  # drops the row number, which is not one of the dataset
                 raise OSError(error.message) from error
         return found
 

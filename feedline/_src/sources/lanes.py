@@ -88,7 +88,7 @@ def is_stream(source: Any) -> TypeGuard[Lanes | grain.IterDataset[Any]]:
 class FirstItem(Source):
     """A source for a stream. Its only row is the first item of the first lane that has an item.
 
-    The item gives the spec, and fills rows for which no item is left. Its iterator is closed at once. Each
+    The item gives the spec, and fills rows for which no item is left. Its iterator is closed right away. Each
     pipeline opens the lanes again, on its own thread, so that Grain's threads end with the pipeline. So the item
     is read twice.
 

@@ -26,7 +26,7 @@ from feedline._src.sources.as_source import as_source
 from feedline._src.sources.lanes import is_stream
 
 Weights = Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]]
-"""Weights by name; or phases, pairs (position, weights by name), whose weights hold from that position on."""
+"""Weights by name; or phases: pairs (position, weights by name). A pair's weights hold from its position on."""
 _SOURCE = "source"
 """The key of the leaf that says which source a row is from."""
 
@@ -104,7 +104,7 @@ class Mixture(Source):
         self.positioned = any(source.positioned for source in each)
         self.reads_columns = all(source.reads_columns for source in each)
         ragged_leaves, *others = {source.ragged_leaves for source in each}
-        if not others:  # else leaves have the largest length
+        if not others:  # all agree, so leaves of a batch may be shorter than in `spec`
             self.ragged_leaves = tuple(leaf + (leaf >= self._source_leaf) for leaf in ragged_leaves)
         self._arrays = self._joined_arrays()
 
@@ -122,7 +122,7 @@ class Mixture(Source):
         return self.order
 
     def tokens_of(self, rows: Indices) -> Indices | None:
-        """See `Source`. None if it is unknown for one of these rows."""
+        """See `Source`. None if the number for one of these rows is unknown."""
         found = np.empty(len(rows), np.int64)
         for number, own, here in self._shards.split(rows):
             tokens = self._each[number].tokens_of(own)
@@ -224,7 +224,7 @@ class Mixture(Source):
     def read_cuts(self, rows: Rows | Indices, cuts: Sequence[Cut]) -> None:
         """See `Source`. Each source gets epochs and positions in its own order, and the keys of the mixture.
 
-        Rows of one source that are not adjacent in `rows` are copied once more.
+        Rows of one source that are not adjacent in `rows` need a second copy.
         """
         index = indices_of(rows)
         if self._arrays is not None:

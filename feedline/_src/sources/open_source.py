@@ -40,7 +40,7 @@ _TEXT = {
     ".json": f"{_TOKENS}, and {_TABLE.format('json')}, or write one object per line (.jsonl)",
     ".txt": f"{_TOKENS}, or give a folder or a glob of files that are one row each",
 }
-"""The advice in the error message for text files, whose rows cannot be read in any order."""
+"""The advice in the error message for text files, whose rows can only be read in sequence."""
 
 
 def open_source(
@@ -67,7 +67,7 @@ def open_source(
     folders (`photos/cat/1.jpg`, with labels), or of a glob with any other suffix (`photos/*.jpg`).
 
     Args:
-      path_or_glob: a file, or a glob of files of one format, read as one source; or a folder of files;
+      path_or_glob: a file, or a glob whose files have one format and are one source; or a folder of files;
         or an object in a store, `s3://bucket/train/*.npy`. Or a `datasets.Dataset` of Hugging Face, whose Arrow
         memory is read: see docs/formats.md.
       dtype: the type of one element of a `.bin` file, or of one ArrayRecord record. A structured dtype gives a

@@ -42,8 +42,8 @@ class Packed(DocumentSource):
         pieces of `length` tokens and a shorter one. "drop": they are left out.
       max_documents: the most documents in a row, with "best_fit"; None: any number.
       repack: whether equally long documents change places in each epoch; with "best_fit", documents change places
-        inside each row, too. None: True, unless values lie in a store: only documents that stay in their rows can
-        be fetched before they are needed.
+        inside each row, too. None: True, unless values lie in a store, because only documents that stay in their
+        rows can be fetched before they are needed.
       seed: the seed for `repack`.
       dtype: the dtype of integer columns in the batch; None: the stored one. Other columns keep their dtype.
 

@@ -38,7 +38,7 @@ class ByLength:
     Args:
       first: int64[n], the first token of each.
       length: int64[n], 1 or more.
-      order: int64[n], what `order_by_length` returns for them.
+      order: int64[n], what `order_by_length` returns for `length`.
       seed: the seed of the permutations.
 
     Attributes:
@@ -127,7 +127,7 @@ class BestFit:
 
     @functools.cached_property
     def _tokens_by_row(self) -> npt.NDArray[np.int32]:
-        """The tokens of each row, made lazily. Searching for the kind of each row would take ten times as long."""
+        """The tokens of each row, made lazily. To search for the kind of a row instead takes ten times as long."""
         return np.repeat(self._tokens.astype(np.int32), np.diff(self._first_row))
 
     def spans(self, rows: Indices, epoch: int | None) -> Spans:
@@ -149,7 +149,7 @@ class BestFit:
 def kinds_of(lengths: list[int], counts: list[int], length: int, most: int | None) -> list[Kind]:
     """Kinds of rows that together hold counts[i] documents of length lengths[i]; `lengths` ascends."""
     open_kinds: dict[int, list[Kind]] = {}  # by the number of tokens that still fit
-    spaces = 0  # the keys as bits: bit i is set if some open kind has room for exactly i more tokens
+    spaces = 0  # the keys of `open_kinds` as bits: bit i is set if some kind has room for exactly i more tokens
     full: list[Kind] = []
 
     def keep_open(kind: Kind, space: int) -> None:
@@ -244,7 +244,7 @@ def tweaked(numbers: Indices, key: np.uint64) -> npt.NDArray[np.uint32]:
 def permuted_each(
     sizes: Indices, keys: Sequence[np.uint64], indices: Indices, tweaks: npt.NDArray[np.uint32]
 ) -> Indices:
-    """int64[s]: for each i, the permutation of [0, sizes[i]) that tweaks[i] selects, applied to indices[i]."""
+    """int64[s]: each of `indices`, permuted. For indices[i], tweaks[i] selects a permutation of [0, sizes[i])."""
     found = np.array(indices, np.int64)
     if (compiled := library()) is not None:
         arrays = (np.ascontiguousarray(sizes), np.array(keys[:ROUNDS]), np.ascontiguousarray(tweaks), found)

@@ -30,10 +30,10 @@ class Ragged(DocumentSource):
     Args:
       columns: by name. A tuple `(values, offsets)` is a ragged leaf, with `values[offsets[i] : offsets[i + 1]]` as
         row i. `offsets` are integers, one for each row and one for the end, ascending from 0 to at most
-        `len(values)`; they are held in memory, 8 bytes per row. A `pyarrow` column of lists is a ragged leaf, too;
-        also the path of an `.idx` file of Megatron-LM, or a glob or a list of such paths: the documents of the
-        `.bin` beside each file are the rows. Any other value is a plain column. Each array may be the path of a
-        `.npy` file, which is mapped.
+        `len(values)`; they are held in memory, 8 bytes per row. A `pyarrow` column of lists is a ragged leaf, too.
+        So is the path of an `.idx` file of Megatron-LM, or a glob or a list of such paths; its rows are the
+        documents in the `.bin` beside each `.idx`. Any other value is a plain column. Each array may be the path
+        of a `.npy` file, which is mapped.
       pad_to: the buckets, ascending.
       pad: the value after the end of a row.
 

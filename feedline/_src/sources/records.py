@@ -64,7 +64,7 @@ class RecordSource(Source):
         return {"kind": "records", "length": len(self), "sampled": digests}
 
     def check_rows(self) -> None:
-        """See `Indexed.check_rows`. Reads the sampled elements: a filter may have left None in their place."""
+        """See `Indexed.check_rows`. Reads the sampled elements, since a filter may have left None there."""
         for row in self._sampled_rows:
             self._element(row)
 
