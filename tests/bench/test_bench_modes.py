@@ -1,4 +1,4 @@
-"""`feedline bench modes`: the modes have the same losses, and memory that the compiler counts per device."""
+"""`feedline bench modes` and `practices`: equal losses, and the memory of each mode and practice."""
 
 import json
 import os
@@ -88,6 +88,26 @@ def test_no_process_outlives_the_one_that_called_it(number, tmp_path):
         assert caller.stdout.readline() == b"here\n"
         caller.send_signal(number)
         caller.communicate(timeout=60)  # returns when both processes have ended
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "more", "less"),
+    [
+        ("donate_state", "off", "on"),
+        ("shard_state", "off", "on"),
+        ("ship_uint8", "off", "on"),
+        ("steps_per_call", "on", "off"),
+    ],
+)
+def test_the_compiler_sees_the_difference_in_memory(name, more, less):
+    found = practices.measured(practices.pairs(TINY)[name], 2, 0.01)
+    for which in ("on", "off"):
+        figures = found[which]
+        assert figures["step_ms"] > 0
+        assert len(figures["step_ms_samples"]) == 2
+    assert found["ratios"] == sorted(found["ratios"])
+    assert found[more]["compiled_bytes"]["total"] > found[less]["compiled_bytes"]["total"]
 
 
 @pytest.mark.slow

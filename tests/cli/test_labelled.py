@@ -5,17 +5,11 @@ import importlib.resources
 
 import numpy as np
 import pytest
+from rows_read import read_rows
 
 import feedline
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.tools.train.labelled import DIGITS, Holdout, from_files
-
-
-def contents(source):
-    """All rows of a source."""
-    out = {k: np.empty((len(source), *leaf.shape), leaf.dtype) for k, leaf in source.spec.items()}
-    source.read(np.arange(len(source)), out)
-    return out
 
 
 @pytest.mark.slow
@@ -32,7 +26,7 @@ def test_the_digits_are_those_of_scikit_learn():
 @pytest.mark.parametrize("count", [2, 5, 6, 10, 1003])
 def test_every_row_is_in_one_part_and_in_order(count):
     whole = ArraySource([{"x": np.arange(count)}])
-    train, test = (contents(Holdout(whole, part))["x"].tolist() for part in ("train", "test"))
+    train, test = (read_rows(Holdout(whole, part))["x"].tolist() for part in ("train", "test"))
     assert test == [r for r in range(count) if r % 5 == 0]
     assert train == [r for r in range(count) if r % 5]
     assert Holdout(whole, "train").identity != Holdout(whole, "test").identity

@@ -53,9 +53,10 @@ def test_the_default_run_learns_the_digits(results, mode):
 
 
 @pytest.mark.slow
-def test_two_processes_reach_the_losses_of_one():
+def test_two_processes_reach_the_losses_of_one(tmp_path):
     alone = trained_here("--epochs", "2")
-    told = launched(*FEEDLINE, "train", "--epochs", "2", "--json")
+    told = launched(*FEEDLINE, "train", "--epochs", "2", "--json", "--checkpoint-dir", str(tmp_path))
+    assert told.stderr.count("none yet, training begins") == 1
     printed = [line for line in told.stdout.splitlines() if "{" in line]
     assert len(printed) == 1
     together = json.loads(printed[0].removeprefix("[0] "))

@@ -10,7 +10,7 @@ import time
 
 import programs
 import pytest
-from launched import FEEDLINE, launched
+from launched import FEEDLINE
 
 from feedline._src.tools.main import main
 from feedline._src.trainer.checkpoints import Checkpoints
@@ -177,18 +177,3 @@ def test_a_full_disk_is_an_error_and_no_incomplete_checkpoint_is_used(here, tmp_
     assert saved(tmp_path) == [2]
     assert here("--steps", "8", *folder)[0]["steps"] == 6
     assert saved(tmp_path) == [2, 8]
-
-
-def test_two_processes_continue_from_one_and_one_from_two(here, tmp_path):
-    folder = ["--checkpoint-dir", str(tmp_path)]
-    here("--steps", "7", *folder)
-    options = ["--mode", "pmap", "--steps", "15", "--save-every", "5"]
-    done = launched(*FEEDLINE, "train", *SMALL, *folder, *options)
-    assert done.stderr.count("step 7 is saved, training goes on from there") == 1
-    assert saved(tmp_path) == [7, 10, 15]
-    resumed, _ = here("--steps", "22", *folder)
-    whole, _ = here("--steps", "22")
-    assert resumed["steps"] == 7
-    assert resumed["final_loss"] == pytest.approx(whole["final_loss"], rel=1e-4)
-    assert resumed["test_accuracy"] == pytest.approx(whole["test_accuracy"], abs=1.5 / 360)
-    assert resumed["state"] == whole["state"]

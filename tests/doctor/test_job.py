@@ -101,27 +101,19 @@ SAMPLED = {"transfers to the host", "transfers to the devices", "waiting for inp
 """Checks of how long something takes: they may find something on a machine that is busy with other programs."""
 
 
-def run(script, tmp_path, **environ):
-    """The observed script, and the text that ran."""
+def observed(tmp_path, script, **environ):
+    """The checks of a command by name, a function for the line with a mark, and what was observed."""
     text = textwrap.dedent(HEAD + textwrap.dedent(script))
     (tmp_path / "train.py").write_text(text)
     wanted = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    return job.run([sys.executable, str(tmp_path / "train.py")], {**os.environ, **wanted, **environ}, 240), text
-
-
-def observed(tmp_path, script, **environ):
-    """The checks of a command by name, and a function for the line with a mark."""
-    return checks_and_lines(*run(script, tmp_path, **environ))
-
-
-def checks_and_lines(ran, text):
+    ran = job.run([sys.executable, str(tmp_path / "train.py")], {**os.environ, **wanted, **environ}, 240)
     found = {check.name: check for check in job.job_findings(ran)}
 
     def line(mark):
         numbers = [i for i, each in enumerate(text.splitlines(), 1) if mark in each.partition("# LINE:")[2]]
         return f"train.py:{numbers[0]}"
 
-    return found, line
+    return found, line, ran
 
 
 def warning(found, name):
@@ -130,14 +122,13 @@ def warning(found, name):
 
 
 def test_a_sound_job_has_no_troubles(tmp_path):
-    found, _ = observed(tmp_path, SOUND)
+    found, *_ = observed(tmp_path, SOUND)
     assert found.keys() >= {*SAMPLED, "memory that grows", "sharding of the batch"}
     assert [check for name, check in found.items() if check.severity != "ok" and name not in SAMPLED] == []
 
 
 def test_shapes_kept_arrays_an_unrolled_loop_and_a_busy_thread(tmp_path):
-    ran, text = run(MANY, tmp_path)
-    found, line = checks_and_lines(ran, text)
+    found, line, ran = observed(tmp_path, MANY)
     passed = warning(found, "transfers to the devices")
     assert passed.endswith(") gets NumPy arrays, 61 KiB in each call")  # of call 3
     recompilation = warning(found, "recompilation")
@@ -151,14 +142,14 @@ def test_shapes_kept_arrays_an_unrolled_loop_and_a_busy_thread(tmp_path):
 
 
 def test_lines_that_wait_are_sampled(tmp_path):
-    found, line = observed(tmp_path, WAITS)
+    found, line, _ = observed(tmp_path, WAITS)
     assert f"{line('next')} for i, batch in zip(range(30), feed): (" in warning(found, "waiting for input")
     assert f"{line('float')} float(loss) (" in warning(found, "transfers to the host")
     assert f"{line('place')} jnp.array(large) (" in warning(found, "transfers to the devices")
 
 
 def test_replicated_wide_and_many_leaves_and_functions_made_in_the_loop(tmp_path):
-    found, line = observed(tmp_path, OTHERS)
+    found, line, _ = observed(tmp_path, OTHERS)
     replicated = warning(found, "sharding of the batch")
     assert "argument 1['x'] float32[512, 64] on each of 4 devices" in replicated
     assert "argument 1['x'] is float32 and fits uint8" in warning(found, "dtypes of the batch")
@@ -181,7 +172,7 @@ def test_a_program_that_was_compiled_ahead_is_observed(tmp_path):
     assert step.cost_analysis() is not None and "stablehlo" in lowered.as_text()
     assert step.as_text()
     """
-    found, _ = observed(tmp_path, ahead)
+    found, *_ = observed(tmp_path, ahead)
     assert found["the command"].severity == "ok"
     assert "256 KiB from " in warning(found, "donation")
 
@@ -229,7 +220,7 @@ def test_wrapped_functions_behave_like_plain_ones(tmp_path):
             power(three)
         assert len(traced) == count + 3
     """
-    found, _ = observed(tmp_path, usual, PYTHONWARNINGS="error")
+    found, *_ = observed(tmp_path, usual, PYTHONWARNINGS="error")
     assert found["the command"].severity == "ok"
     assert not [check for name, check in found.items() if name.startswith("hook")]
 
@@ -259,7 +250,7 @@ def test_hooks_that_fail_do_not_change_the_job(tmp_path):
     observe.Function.__init__ = observe.user_line = broken
     assert jax.jit(lambda x: x + 1, donate_argnums=0)(x).tolist() == [5, 5, 5]
     """
-    found, _ = observed(tmp_path, script)
+    found, *_ = observed(tmp_path, script)
     assert found["the command"].severity == "ok"
     for name in ("arguments", "sampling", "compilations"):
         assert "a fault of the doctor" in found[f"hook for {name}"].finding
@@ -275,7 +266,7 @@ def test_what_a_process_saw_before_it_ends_at_once(tmp_path, end):
         state = step(state)
     {end}
     """
-    found, _ = observed(tmp_path, killed)
+    found, *_ = observed(tmp_path, killed)
     assert found["the command"].finding in ("it ended with exit code 9", "it ended with exit code 137")
     assert found["donation"].severity == "warning"
 

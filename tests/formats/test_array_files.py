@@ -159,15 +159,12 @@ def test_bad_members_are_named_in_few_words(tmp_path, name):
 # --- files that change ---
 
 
-def save(path, rows):
-    np.save(path, rows)
-    return path
-
-
 def test_a_file_that_is_replaced_or_deleted_stays_readable(tmp_path):
-    path = save(tmp_path / "x.npy", ROWS)
+    path, new = tmp_path / "x.npy", tmp_path / "new.npy"
+    np.save(path, ROWS)
+    np.save(new, ROWS + 1)
     source = feedline.open_source(path)
-    os.replace(save(tmp_path / "new.npy", ROWS + 1), path)
+    os.replace(new, path)
     np.testing.assert_array_equal(read_rows(source), ROWS)
     path.unlink()
     np.testing.assert_array_equal(read_rows(source), ROWS)
@@ -175,7 +172,7 @@ def test_a_file_that_is_replaced_or_deleted_stays_readable(tmp_path):
 
 def test_many_files_are_checked_in_turn(tmp_path):
     for i in range(20):
-        save(tmp_path / f"{i:02}.npy", ROWS)
+        np.save(tmp_path / f"{i:02}.npy", ROWS)
     source = feedline.open_source(tmp_path / "*.npy")
     np.save(tmp_path / "07.npy", ROWS + 1)
     os.utime(tmp_path / "07.npy", ns=(1, 1))  # whatever the resolution of the clock

@@ -20,11 +20,7 @@ def _text(rows, delimiter=","):
 @pytest.mark.parametrize(("suffix", "delimiter"), [("csv", ","), ("tsv-00000-of-00001", "\t")])
 def test_numbers_are_leaves(tmp_path, is_source_of, suffix, delimiter):
     (tmp_path / f"x.{suffix}").write_bytes(_text(ROWS, delimiter))
-    source = feedline.open_source(tmp_path / f"x.{suffix}")
-    assert {name: leaf.dtype for name, leaf in source.spec.items()} == {
-        "label": np.int64, "score": np.float64, "good": np.bool_,
-    }  # fmt: skip
-    is_source_of(source, ROWS)
+    is_source_of(feedline.open_source(tmp_path / f"x.{suffix}"), ROWS)
 
 
 def test_text_is_bytes(tmp_path):

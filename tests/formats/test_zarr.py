@@ -6,8 +6,8 @@ import shutil
 
 import numpy as np
 import pytest
-import tensorstore as ts
 from rows_read import read_rows
+from written_formats import write_zarr as write
 
 import feedline
 from feedline._src.errors import FeedError, RowError
@@ -15,7 +15,6 @@ from feedline._src.errors import FeedError, RowError
 ROWS = np.arange(1, 161, dtype=np.int32).reshape(40, 4)
 IMAGES = np.random.default_rng(5).integers(1, 255, (200, 30, 20), np.uint8)
 LABELS = np.arange(1, 201)
-DRIVERS = {2: "zarr", 3: "zarr3"}
 METADATA = {2: ".zarray", 3: "zarr.json"}
 CHUNKS = {2: "{}.0", 3: "c/{}/0"}
 GROUPS = {2: (".zgroup", {"zarr_format": 2}), 3: ("zarr.json", {"zarr_format": 3, "node_type": "group"})}
@@ -42,21 +41,6 @@ FORMS = {
     "shards in shards": (3, (64, 32, 40), shards((32, 32, 40), **shards(INNER))),
 }
 """Version, shape of a chunk or shard, and metadata."""
-
-
-def write(path, rows=ROWS, version=3, chunks=None, metadata=None, only=..., fill=None):
-    chunks = [10, *rows.shape[1:]][: rows.ndim] if chunks is None else chunks
-    spec = {
-        "driver": DRIVERS[version],
-        "kvstore": {"driver": "file", "path": str(path)},
-        "metadata": metadata or {},
-    }
-    store = ts.open(
-        spec, create=True, dtype=rows.dtype, shape=rows.shape, fill_value=fill,
-        chunk_layout=ts.ChunkLayout(write_chunk_shape=chunks),
-    ).result()  # fmt: skip
-    store[only].write(rows[only]).result()
-    return path
 
 
 def group(path, version=3, **arrays):
@@ -105,7 +89,7 @@ def test_rows_and_identity_are_the_same_here_and_in_a_store(form, store, options
     assert len(gets) == len(set(gets))  # nothing twice, by sources that share a cache
 
 
-@pytest.mark.parametrize("version", DRIVERS)
+@pytest.mark.parametrize("version", METADATA)
 def test_groups_are_dicts_and_follow_each_other(tmp_path, is_source_of, version):
     for name, part in (("a", slice(0, 37)), ("b", slice(37, 200))):
         group(tmp_path / name, version, image=IMAGES[part], more={"label": LABELS[part]})
@@ -148,7 +132,7 @@ def test_a_group_with_coordinates_names_the_arrays_that_belong_together(tmp_path
 
 @pytest.mark.parametrize("version", METADATA)
 def test_an_array_of_very_many_chunks_is_opened_at_once(tmp_path, version):
-    path = edit(write(tmp_path / "x.zarr", version=version), version, shape=[2**24, 4])
+    path = edit(write(tmp_path / "x.zarr", ROWS, version=version), version, shape=[2**24, 4])
     source = feedline.open_source(path)
     assert len(source) == 2**24
     np.testing.assert_array_equal(read_rows(source, [39, 0]), ROWS[[39, 0]])
@@ -171,7 +155,7 @@ def test_rows_of_a_missing_or_damaged_chunk_are_bad_rows(tmp_path, version, shar
         (lambda chunk: chunk.unlink(), r'every chunk must be present, .* missing.*missing_chunks="fill"'),
         (lambda chunk: chunk.write_bytes(chunk.read_bytes()[:9]), "could not be read"),
     ):
-        path = write(tmp_path / f"{match[:5]}.zarr", version=version)
+        path = write(tmp_path / f"{match[:5]}.zarr", ROWS, version=version)
         damage(path / CHUNKS[version].format(2))
         for source in (feedline.open_source(path), pickle.loads(pickle.dumps(feedline.open_source(path)))):
             np.testing.assert_array_equal(read_rows(source, [19, 30]), ROWS[[19, 30]])
@@ -186,7 +170,7 @@ def test_rows_of_a_missing_or_damaged_chunk_are_bad_rows(tmp_path, version, shar
 
 
 def test_without_a_fill_value_nothing_is_filled(tmp_path):
-    path = write(tmp_path / "x.zarr", version=2)  # TensorStore writes null
+    path = write(tmp_path / "x.zarr", ROWS, version=2)  # TensorStore writes null
     (path / "2.0").unlink()
     with pytest.raises(RowError, match="every chunk must be present"):
         read_rows(feedline.open_source(path, missing_chunks="fill"), [25])
@@ -267,7 +251,7 @@ def test_a_folder_that_is_deleted_while_it_is_read_ends_the_feed(tmp_path, shard
 
 
 def test_other_processes_see_that_chunks_changed_where_the_identity_samples_them(tmp_path, store, options):
-    path = write(tmp_path / "x.zarr")
+    path = write(tmp_path / "x.zarr", ROWS)
     address = put(store, path)
     local, remote = feedline.open_source(path), feedline.open_source(address, store=options)
     assert local.identity == remote.identity == pickle.loads(pickle.dumps(remote)).identity
@@ -315,6 +299,6 @@ def test_invalid_metadata_are_refused(tmp_path, version):
             *(({"shape": shape}, r"x\.zarr") for shape in ([40, 2**60], [-3, 4], [40, 4.5], "x")),
         ]
     ):
-        path = edit(write(tmp_path / f"{number}x.zarr", version=version), version, **changes)
+        path = edit(write(tmp_path / f"{number}x.zarr", ROWS, version=version), version, **changes)
         with pytest.raises(ValueError, match=match):
             feedline.open_source(path)

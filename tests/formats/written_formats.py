@@ -223,25 +223,30 @@ def write_lmdb(path, rows):
 case("lmdb", {"key": [b"%04d" % n for n in N], "value": TEXT}, write_lmdb)
 
 
-def write_zarr(path, leaf, driver, metadata=None):
-    array = tensorstore.open(
-        {"driver": driver, "kvstore": {"driver": "file", "path": str(path)}, "metadata": metadata or {}},
-        create=True,
-        dtype=leaf.dtype,
-        shape=leaf.shape,
-        chunk_layout=tensorstore.ChunkLayout(write_chunk_shape=(16, *leaf.shape[1:])),
-    ).result()
-    array.write(leaf).result()
+ZARR_DRIVERS = {2: "zarr", 3: "zarr3"}
+
+
+def write_zarr(path, rows, version=3, chunks=None, metadata=None, only=..., fill=None):
+    """An array, of which those rows are written that `only` selects. `metadata`: beside what the rows say."""
+    chunks = [10, *rows.shape[1:]][: rows.ndim] if chunks is None else chunks
+    kvstore = {"driver": "file", "path": str(path)}
+    store = tensorstore.open(
+        {"driver": ZARR_DRIVERS[version], "kvstore": kvstore, "metadata": metadata or {}},
+        create=True, dtype=rows.dtype, shape=rows.shape, fill_value=fill,
+        chunk_layout=tensorstore.ChunkLayout(write_chunk_shape=chunks),
+    ).result()  # fmt: skip
+    store[only].write(rows[only]).result()
+    return path
 
 
 def write_zarr_group(path, rows):
     for name, leaf in NUMBERS.items():
-        write_zarr(path / name, leaf[rows], "zarr3")
+        write_zarr(path / name, leaf[rows])
     (path / "zarr.json").write_text(json.dumps({"zarr_format": 3, "node_type": "group"}))
 
 
-case("zarr", X, lambda path, rows: write_zarr(path, X[rows], "zarr3"))
-case("zarr version 2", X, lambda path, rows: write_zarr(path, X[rows], "zarr"))
+case("zarr", X, lambda path, rows: write_zarr(path, X[rows]))
+case("zarr version 2", X, lambda path, rows: write_zarr(path, X[rows], 2))
 case("zarr group", NUMBERS, write_zarr_group)
 TOKENS = np.random.default_rng(1).integers(0, 1 << 15, (COUNT, 4)).astype(np.uint16)
 

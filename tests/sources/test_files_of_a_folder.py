@@ -4,7 +4,6 @@ import os
 import pickle
 import threading
 
-import jax
 import numpy as np
 import pytest
 from background import PATIENCE_S
@@ -118,14 +117,6 @@ def test_the_identity_is_of_names_and_content_not_of_the_place(place, tmp_path):
 def test_what_cannot_be_opened(place, content, path, message):
     with pytest.raises(ValueError, match=message):
         place.open(place.write(content) + path)
-
-
-def test_a_feed_refuses_bytes_and_says_what_to_do(photos):
-    for source in (photos, feedline.open_source(photos)):
-        with pytest.raises(
-            TypeError, match=r"rows of <FolderSource.* are bytes.*feedline.decoded\(source, decode"
-        ):
-            feedline.Feed(source, 2, jax.devices()[0])
 
 
 def test_files_that_change_are_an_error(place):

@@ -110,9 +110,8 @@ def test_dtypes_are_those_of_the_columns():
 
 
 def test_a_feed_goes_on_after_the_dataset_was_moved_and_cut_into_other_files(tmp_path):
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     dataset = saved(numbers(), tmp_path / "here").shuffle(seed=5)
-    with feedline.Feed(feedline.open_source(dataset), 8, sharding) as feed:
+    with feedline.Feed(feedline.open_source(dataset), 8, jax.devices()[0]) as feed:
         for _ in range(7):  # into the second epoch
             rows = feed.rows_of(feed.get_state())
             batch = next(feed)
@@ -122,7 +121,7 @@ def test_a_feed_goes_on_after_the_dataset_was_moved_and_cut_into_other_files(tmp
         expected = [next(feed) for _ in range(3)]
     again = saved(dataset, tmp_path / "there", 2)  # which copies the rows in their new order
     shutil.rmtree(tmp_path / "here")
-    with feedline.Feed(feedline.open_source(again), 8, sharding) as feed:
+    with feedline.Feed(feedline.open_source(again), 8, jax.devices()[0]) as feed:
         feed.set_state(state)
         for batch in expected:
             jax.tree.map(np.testing.assert_array_equal, next(feed), batch)
@@ -181,14 +180,6 @@ def test_images_and_text_are_encoded_rows(select):
     assert feedline.open_source(dataset, columns=["label", "box"]).spec["box"].shape == (2,)
 
 
-def decode_text(record, out, row):
-    data = np.frombuffer(record[:6].ljust(6), np.uint8)
-    out["text"][...] = data
-
-
-TEXT = {"text": jax.ShapeDtypeStruct((6,), np.uint8)}
-
-
 def test_a_null_is_a_bad_row_of_encoded_rows(tmp_path):
     texts = [*WORDS[:10], None, *WORDS[11:]]
     dataset = Dataset.from_dict({"text": texts})
@@ -197,12 +188,6 @@ def test_a_null_is_a_bad_row_of_encoded_rows(tmp_path):
     with pytest.raises(feedline.RowError, match=r"'text' is null in this row; .*row 10") as failure:
         source.records(np.array([3, 10]))
     assert failure.value.row == 10
-    rows = feedline.decoded(source, decode_text, TEXT)
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    reading = feedline.Reading(bad_rows="substitute")
-    with feedline.Feed(rows, COUNT, sharding, epochs=1, reading=reading) as feed:
-        next(feed)
-        assert feed.statistics().bad_rows == 1
     no_image = Dataset.from_dict({"image": [JPEGS[0], None]}, features=Features({"image": Image()}))
     with pytest.raises(feedline.RowError, match="'image' is null"):
         _ = feedline.open_source(no_image)[1]
@@ -358,12 +343,11 @@ def test_caches_of_map_are_no_rows(tmp_path):
 
 
 def test_a_feed_reads_the_dataset_itself_row_by_row(tmp_path):
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     dataset = of([[1, 2], [3, 4]], List(Value("int8")))
     order = feedline.Order(shuffle=False)
     told = r"feedline.open_source\(dataset\) reads the memory"
     with pytest.warns(UserWarning, match=told) as caught:
-        feed = feedline.Feed(dataset, 2, sharding, order=order)
+        feed = feedline.Feed(dataset, 2, jax.devices()[0], order=order)
     with pytest.warns(UserWarning, match=told) as caught_of_mixture:
         feedline.Mixture({"a": dataset}, {"a": 1})
     assert caught[0].filename == caught_of_mixture[0].filename == __file__  # the line of the user
@@ -373,7 +357,7 @@ def test_a_feed_reads_the_dataset_itself_row_by_row(tmp_path):
         warnings.simplefilter("error")
         transformed = dataset.with_transform(lambda rows: {"y": [np.array(x) * 10 for x in rows["x"]]})
         for source in (transformed, grain.MapDataset.source(transformed)):
-            with feedline.Feed(source, 2, sharding, order=order) as feed:
+            with feedline.Feed(source, 2, jax.devices()[0], order=order) as feed:
                 np.testing.assert_array_equal(next(feed)["y"], [[10, 20], [30, 40]])
 
 

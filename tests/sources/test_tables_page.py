@@ -29,7 +29,6 @@ def test_its_leaves_are_those_of_the_table(tmp_path, monkeypatch):
     np.testing.assert_array_equal(leaves["hours"], hours)
     np.testing.assert_array_equal(leaves["weekday"], (hours // 24 + 3) % 7)  # 1970 began with a Thursday
 
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     for columns in (None, ["origin"], ["time_hour"]):
         with pytest.raises(TypeError, match=r"' is .*as docs/formats.md shows"):
             feedline.open_source("flights.parquet", columns=columns)
@@ -38,4 +37,4 @@ def test_its_leaves_are_those_of_the_table(tmp_path, monkeypatch):
     ):
         _ = feedline.open_source("flights.parquet", columns=["arr_delay"])[838]
     with pytest.raises(TypeError, match=r"are bytes; say how .*docs/formats.md"):
-        feedline.Feed(feedline.open_source("flights.parquet", columns=["carrier"]), 1, sharding)
+        feedline.Feed(feedline.open_source("flights.parquet", columns=["carrier"]), 1, jax.devices()[0])

@@ -22,6 +22,7 @@ import optax
 import orbax.checkpoint as ocp
 import programs
 import pytest
+from limits import limited
 from mlp_tasks import made_up_rows, program_of, sharding_of, task_of
 
 import feedline
@@ -229,13 +230,8 @@ def test_a_directory_is_free_again_while_a_forked_process_has_its_lock_open(tmp_
 
 
 def test_a_directory_on_a_full_disk_can_still_be_locked(tmp_path):
-    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, usual[1]))
-    try:
-        with module._lock(tmp_path):
-            pass
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    with limited(resource.RLIMIT_FSIZE, 0), module._lock(tmp_path):
+        pass
 
 
 def test_a_file_system_without_locks_is_warned_about(tmp_path, monkeypatch, caplog):

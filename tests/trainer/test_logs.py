@@ -14,6 +14,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from limits import limited
 
 import feedline
 from feedline._src.trainer import logs
@@ -266,18 +267,14 @@ def test_a_folder_that_cannot_be_written_is_named(log, tmp_path):
 @pytest.mark.parametrize("log", LOGS)
 def test_a_full_disk_is_named_and_what_was_written_stays_whole(log, tmp_path):
     path = tmp_path / "log.csv"
-    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
     with log(path) as opened:
         opened(report(1))
         opened(report(10))
         file = path if path.is_file() else next(path.iterdir())
         before = file.read_bytes()
-        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 7, usual[1]))  # room for a part of a record
-        try:
-            with pytest.raises(OSError, match=r"the log .*/log.csv cannot be written: File too large$"):
-                opened(report(20))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+        told = pytest.raises(OSError, match=r"the log .*/log.csv cannot be written: File too large$")
+        with told, limited(resource.RLIMIT_FSIZE, len(before) + 7):  # room for a part of a record
+            opened(report(20))
         assert file.read_bytes() == before
         opened(report(30))
     assert logged(log, path) == [1, 10, 30]
