@@ -40,10 +40,10 @@ class FeedOptions(CheckedOptions):
     def plan(self, processes: int | None = None, process: int | None = None) -> Plan:
         """Compute what a feed of these options will read and place on each process, and the memory it needs.
 
-        This builds no feed, reads no rows, and needs no other process, thread or accelerator: the sharding may be
-        over a `jax.sharding.AbstractMesh`. The source is opened for its length and spec, and closed. Records and
-        streams have no spec, so their first record or item is read, after all. A transform is called with a row of
-        zeros.
+        This builds no feed, and needs no other process, thread or accelerator: the sharding may be over a
+        `jax.sharding.AbstractMesh`. The source is opened for its length and spec, and closed. No rows are read,
+        except the first record or item of records and streams, which have no spec. A transform is called with a
+        row of zeros.
 
         Args:
           processes: number of processes. They divide the devices of the sharding evenly, in the order of

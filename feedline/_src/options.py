@@ -103,7 +103,7 @@ class Settings(NamedTuple):
         return self.prefetch + 2
 
     def ahead(self, stream: bool) -> int:
-        """Maximum number of batches between the one being read and the loop.
+        """Maximum number of batches by which reading is ahead of the loop.
 
         `stream`: the source is a stream. One thread reads its batches, `buffer` at a time, and places them.
         """
@@ -165,8 +165,8 @@ class Reading:
         row's, or that holds a number which does not fit JAX's dtype. "raise": raise a `RowError` with the row, its
         file, epoch and position. "substitute": replace it by another row, which is chosen by seed, epoch and
         position; a stream uses its first item. "mask": replace it, too, and set the boolean leaf `valid` to False
-        for that row. The leaf is added with any `remainder`; the batch must be a dict without a key `valid`. All
-        other rows keep their positions.
+        for that row. The leaf is added whatever `remainder` is; the batch must be a dict without a key `valid`.
+        All other rows keep their positions.
       bad_rows_budget: how many bad rows may be replaced before `next` raises a `RowError`: an integer is a count,
         a fraction is a share of the delivered rows, rounded up. Both count only rows that this process supplied
         since the feed was built. A row counts once, however often it is delivered.

@@ -33,7 +33,7 @@ def coordination() -> Coordination | None:
 
 
 def counted(kind: str, processes: Sequence[int]) -> str:
-    """The path of the next feed, loop or stop of these processes.
+    """The path of the keys of these processes' next feed, loop or stop.
 
     All these processes get the same path if they make their feeds, loops and stops in the same order.
 

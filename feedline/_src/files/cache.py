@@ -23,10 +23,10 @@ from feedline._src.files.file import Version, check_may_open
 from feedline._src.files.store import Store
 
 T = TypeVar("T")
-BLOCK_BYTES = 1 << 21  # each row of a first shuffled batch costs a block, so larger blocks delay it on a slow link
+BLOCK_BYTES = 1 << 21  # each row of the first shuffled batch costs a block, so larger blocks delay that batch
 AHEAD = 0.25  # the share of the cache for blocks that were fetched ahead and have not been read yet
 _LARGEST_PIECE_BYTES = 1 << 26
-_PIECES = 32  # a piece takes at most 1/32 of the limit (or one block), since a piece is evicted as a whole
+_PIECES = 32  # a piece (one file of an object) is evicted whole: at most 1/32 of the limit, or one block
 _TRIES = 100  # attempts, in case another program keeps deleting the folder before a file is created in it
 _KEPT = 0.9  # an eviction leaves this share of the limit, so that not every stored block causes an eviction
 _STORED = 1 / 32  # after storing this share of the limit, a process measures all files, since others store, too
@@ -156,7 +156,7 @@ _caches: weakref.WeakValueDictionary[tuple[str, int | None], Cache] = weakref.We
 
 
 def cache_of(options: Store) -> Cache:
-    """The cache of a source, shared by all of the same folder and limit, since each new one measures all files."""
+    """The cache of a folder and a limit. All sources share it, since each new cache measures all files."""
     key = options.folder, options.cache_bytes
     return _caches.get(key) or _caches.setdefault(key, Cache(*key))
 

@@ -27,7 +27,7 @@ from feedline._src.rows.shards import Indices
 
 Array = npt.NDArray[Any]
 _START_BYTES = 1 << 16
-"""The number of bytes from which the fields are determined."""
+"""The number of bytes from which the dtypes are determined."""
 _BLANK = b" \t\r\n\xef\xbb\xbf"
 """The bytes of blank lines: white space of JSON, and byte order marks."""
 _NEWLINE_CRC = zlib.crc32(b"\n")

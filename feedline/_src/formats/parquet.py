@@ -18,7 +18,7 @@ pyarrow: Any = Library("pyarrow", "parquet")
 
 def open_file(file: File, options: OpenOptions) -> Grouped:
     """The row groups of a file."""
-    open_footer = parquet.ParquetFile  # an ImportError from this line names the right extra
+    open_footer = parquet.ParquetFile  # first, so that an ImportError names the extra "parquet"
     remedy = "write it again with pyarrow.parquet.write_table"
     with naming_file(file.name, "a Parquet file", remedy), readable(file) as source:
         reader = open_footer(source, pre_buffer=False)
@@ -75,7 +75,7 @@ def _without_views(schema: Any) -> Any:
 
 
 def _chunks_of(metadata: Any, names: Sequence[str]) -> dict[str, list[int]]:
-    """Return the numbers of each column's chunks in a row group. A nested column has several chunks.
+    """Return the indices of each column's chunks in a row group. A nested column may have several chunks.
 
     `names` are all columns of the file. If "a" and "a.b" are columns, "a.b.list.element" is a chunk of "a.b".
     """

@@ -2,9 +2,10 @@
 
 An index is made by one scan of a file, and kept beside it. The index begins with a line: the CRC-32 of a JSON
 object, then this object. The rest is little-endian int64[records, parts, 4]: four integers (see `ENTRY`) for each
-part of each record. (A record without fields is one part.) An index belongs to one version of its file, identified
-by size, modification time and sampled bytes. If it is damaged, or of another version, it is made again. Each read
-also checks the headers of its records, since a file may be rewritten with the same size, time and samples.
+part of each record. (A part is a field, or a record without fields.) An index belongs to one version of its file,
+identified by size, modification time and sampled bytes. If it is damaged, or of another version, it is made
+again. Each read also checks the headers of its records, since a file may be rewritten with the same size, time
+and samples.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ class IndexedFile:
         raise self._unstable()
 
     def _mismatch(self, found: str) -> FeedError:
-        """Return the error for a mismatched index. No row is bad, since substitutes would hide changed rows."""
+        """Return the error for a mismatched index. It is no bad row: substitutes would hide changed rows."""
         return FeedError(
             f"an index must match its file, and {self._index.path} {found}. Delete that index, so that it is "
             "made again, and build a new feed",

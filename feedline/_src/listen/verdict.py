@@ -147,7 +147,7 @@ def judge(how: Circumstances, others: Sequence[ProcessTimes] = (), tuning: Seque
 
 
 def straggler(processes: Sequence[ProcessTimes]) -> Straggler | None:
-    """The process with the slowest input. None: its loop hardly waits, or others with similar input wait, too."""
+    """The process with the slowest input. None: its loop hardly waits, or it is hardly slower and others wait."""
     if len(processes) < 2:
         return None
     slowest = max(processes, key=lambda each: each.input_s)
@@ -165,8 +165,8 @@ def predicted_wait_s(now: Circumstances, then: Circumstances) -> float:
     """Predict the mean wait for a batch in the circumstances `then`: the largest of three waits. If batches are
     read ahead, the loop's own time is subtracted from the first two.
 
-    - Readers: the time of a batch in all stages ÷ readers, where at most `prefetch` batches are placed at a time;
-      with workers, its time in read and host ÷ workers, or its time in place if that is longer.
+    - Readers: the time of a batch in all stages ÷ readers, but at least its time in place ÷ `prefetch`; with
+      workers, its time in read and host ÷ workers, but at least its time in place.
     - Processors: the processor time of a batch ÷ cores, or all of it if Python code shares the GIL.
     - Uneven batches: a slow batch makes the loop wait once the batches ahead are used up.
     """

@@ -327,7 +327,7 @@ def _serve(to_parent: Connection, settings: JaxSettings, pickled: bytes) -> None
 
 
 def _made(batches: LocalBatches, number: int) -> tuple[HostBatch, int]:
-    """Make a batch. Returns it, each leaf replaced by (shape, dtype), and the descriptor of their memory."""
+    """Make a batch. Returns it with (shape, dtype) for leaves, and the descriptor of the leaves' memory."""
     batch = batches.read(number, 0)
     assert batch is not None  # `read` returns None while parts of a batch are missing; this batch has one part
     watch, thread = Stopwatch(), f"worker {os.getpid()}"

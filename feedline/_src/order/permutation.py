@@ -19,10 +19,11 @@ finaliser (Appleby 2011): y ← y xor y/2¹⁶ and y ← y·0x85EBCA6B, all mod 
 makes y uniform. Without the xor, F would be nearly linear, and adjacent indices would show this even after five
 rounds for any n, and even after seven rounds for n = 2⁶².
 
-*Why seven rounds.* Take two indices with the same r. A round with F(r) preserves the difference of their l only if
-their r are still equal. So 2k + 1 rounds preserve the difference with probability 1/a + 1/b^k. For a random
-permutation, it is 1/a. The same holds for the r of two indices with the same l. Three rounds preserve differences
-twice as often as they should. It takes 50 epochs to reveal the excess with five rounds, 50 n epochs with seven.
+*Why seven rounds.* Take two indices with the same r. A round with F(r) preserves the difference of their l if
+their r are still equal, otherwise by chance. So 2k + 1 rounds preserve the difference with probability 1/a +
+1/b^k. For a random permutation, it is 1/a. The same holds for the r of two indices with the same l. Three rounds
+preserve differences twice as often as they should. It takes 50 epochs to reveal the excess with five rounds, 50 n
+epochs with seven.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def grid(n: int) -> tuple[int, int]:
     """(a, k): a grid of `a` rows and 2^k columns, with at least n and fewer than n + 2^k cells.
 
-    The sides differ by a factor of at most two, so at most one index in √n needs cycle walking.
+    The sides differ by a factor of at most two, so about one index in √n, or fewer, needs cycle walking.
 
     Example:
       >>> grid(10**6), grid(2**20 + 1)

@@ -66,7 +66,7 @@ class Run(Protocol[T_co]):
         Raises:
           StopIteration: the source is exhausted. The value is that of the source's StopIteration.
           Closed: `close` was called before or during this call.
-          StallError: no stage advanced for too long during this call.
+          StallError: for too long during this call, no stage advanced.
           Exception: the source or placing raised it, and all earlier items have been taken.
         """
 
@@ -76,8 +76,8 @@ class Run(Protocol[T_co]):
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
         """After `close`, wait for all threads except the calling one.
 
-        Without `reads`, do not wait for threads inside a read by row index. Always wait for the thread of an
-        iterator, since the next iterator may share state with this one.
+        Without `reads`, do not wait for threads inside a read by row index. A `Prefetcher` always waits for the
+        thread of an iterator, since the next iterator may share its state.
 
         Returns:
           The name of a thread that is still in a read or a transfer; None if all threads have ended.
@@ -291,7 +291,7 @@ class _Thread(threading.Thread):
     def join(self, timeout: float | None = None) -> None:
         """Wait until the thread has ended, or for `timeout` seconds."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        with contextlib.suppress(RuntimeError):  # another thread is still inside its `start`
+        with contextlib.suppress(RuntimeError):  # another thread is still inside `self.start`
             super().join(timeout)
         while self.is_alive() and time.monotonic() < deadline:  # `super().join` may have returned too early
             time.sleep(_POLL_S)

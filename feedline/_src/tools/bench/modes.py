@@ -147,7 +147,7 @@ def remarks(found: dict[str, Figures]) -> list[str]:
     """The lines below the table: ratios between the modes."""
     lines = []
     if found["jit_multi"].get("devices") == 1:
-        lines.append("there is one device, so jit_multi and pmap split nothing; --cpu-devices 8 shows a mesh")
+        lines.append("there is one device, so jit_multi and pmap split nothing; --cpu-devices 8 makes a mesh")
     if all("step_ms" in found[mode] for mode in ("jit_multi", "pmap")):
         pairs = zip(*(found[mode]["step_ms_samples"] for mode in ("jit_multi", "pmap")), strict=False)
         ratio = statistics.median(multi / pmap for multi, pmap in pairs)
