@@ -1,6 +1,6 @@
 """`FeedError` and its subclasses; warnings that show the user's line.
 
-A wrong argument raises a `ValueError` or a `TypeError`; files and packages may raise `OSError` or `ImportError`.
+A wrong argument raises a `ValueError` or `TypeError`, a missing file or package an `OSError` or `ImportError`.
 Every other error is a `FeedError`. Each message states the rule, what was found, and a change that works.
 """
 

@@ -23,7 +23,7 @@ def folder(tmp_path):
 
 
 def feed_of(folder, seconds_of_row=None, **limits):
-    """A feed over the files of a folder, in their order, whose decoder takes so many seconds for some rows."""
+    """A feed over the files of a folder, in order. Decoding row i takes `seconds_of_row[i]` seconds, or none."""
 
     def decode(record, out, row):
         time.sleep((seconds_of_row or {}).get(row.index, 0))

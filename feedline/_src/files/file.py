@@ -272,8 +272,7 @@ class Descriptor:
         `out` is a contiguous uint8[k, row bytes].
         """
         compiled, count = library(), len(offsets)
-        if compiled is None:
-            return False
+        assert compiled is not None
         pointers = offsets.ctypes.data, places.ctypes.data, count, out.shape[1], out.ctypes.data
         return bool(compiled.feedline_read(self.descriptor, *pointers) == count)
 

@@ -217,7 +217,7 @@ def fetch_whole(files: Sequence[RemoteFile]) -> None:
             file.close()
         raise
     finally:
-        threads.shutdown(wait=False)  # a thread may wait for another process's fetch: Ctrl-C must not
+        threads.shutdown(wait=False)  # Ctrl-C must not wait for another process's fetch
 
 
 def open_objects(urls: Sequence[str], options: Store) -> dict[str, RemoteFile]:

@@ -218,7 +218,7 @@ class DiagnosingPipeline:
             yield from self._taken_from(run_over(repeated, self._place, self._stages.settings, watch))
 
     def _resident(self) -> Iterator[Placed]:
-        """The same copy of one batch on the devices, until a step donates it; then a new copy."""
+        """Yield one batch that stays on the devices. If a step donates it, yield a new copy."""
         if self._host is None:
             return
         kept = given = self._place(self._host)

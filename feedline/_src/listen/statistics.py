@@ -50,7 +50,7 @@ def _field(name: str, help: str, default: float | None = 0, *, label: str = "", 
 
 _STAGE = (
     "stage_seconds_total",
-    'Time of each stage, summed over its threads: "read" rows, "transform", "stage" (casts and copies into host '
+    'Time of each stage, summed over its threads: "read" (rows), "transform", "stage" (casts and copies into host '
     'buffers), "place" (the calls that place batches).',
 )
 _STAGE_CPU = "stage_cpu_seconds_total", 'Processor time by stage: "read", "host" ("transform", "stage"), "place".'

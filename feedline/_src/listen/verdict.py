@@ -168,7 +168,7 @@ def predicted_wait_s(now: Circumstances, then: Circumstances) -> float:
     - Readers: the time of a batch in all stages ÷ readers, but at least its time in place ÷ `prefetch`; with
       workers, its time in read and host ÷ workers, but at least its time in place.
     - Processors: the processor time of a batch ÷ cores, or all of it if Python code shares the GIL.
-    - Uneven batches: a slow batch makes the loop wait once the batches ahead are used up.
+    - Uneven batches: see `_uneven_wait_s`. A slow batch makes the loop wait once no batch is ahead.
     """
     window = now.window
     make_s = [batch.read_s + batch.host_s for batch in window.batches]
@@ -180,7 +180,7 @@ def predicted_wait_s(now: Circumstances, then: Circumstances) -> float:
     cpu_s /= 1 if then.shares_gil else then.cores
     if then.reader == "caller":
         return max(mean_s + place_s, cpu_s)
-    each_s = max((mean_s + place_s) / then.readers, place_s / min(then.readers, then.settings.prefetch))
+    each_s = max((mean_s + place_s) / then.readers, place_s / then.settings.prefetch)
     if then.reader == "workers":
         each_s = max(mean_s / then.readers, place_s)
     readers, ahead = math.ceil(then.readers / then.parts), then.settings.ahead(then.stream)
