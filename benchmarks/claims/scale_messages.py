@@ -25,7 +25,7 @@ _MOST_READERS = 1024
 """The most processes in cases where each reads from all others: more take minutes and gigabytes to simulate."""
 _LATE_S = 10.0
 _TIMES = {"read_s": 1e-3, "host_s": 1e-3, "place_s": 1e-4, "wait_s": 0.1, "loop_s": 5.0, "readers": 16}
-"""Stands for the times that a process publishes, and is as long."""
+"""As many characters as the times that a process publishes."""
 
 
 def messages(processes: int, description: Mapping[str, Any], costs: Costs) -> dict[str, dict[str, float]]:
@@ -72,7 +72,7 @@ def messages(processes: int, description: Mapping[str, Any], costs: Costs) -> di
 
 
 def _windows(service: Coordination, ends: bool) -> None:
-    """Gather two windows of lanes, with one lane per process. No lane ends, or each ends at a row of its own."""
+    """Exchange twice which lanes of a stream (one per process) have ended: none, or all, at different rows."""
     gather = AllGather(service, _KEY, service.processes, kept=2)
     own = Report({service.process: 10**6 + service.process} if ends else {}).to_json()
     for window in range(2):
@@ -82,7 +82,7 @@ def _windows(service: Coordination, ends: bool) -> None:
 
 
 def _replicas(processes: int, costs: Costs) -> Outcome:
-    """Two processes hold the same rows, as each pair of processes does, and compare checksums of four batches."""
+    """Processes 2i and 2i + 1 hold the same rows. The first two compare checksums of four batches."""
     rows = 16 * processes
     checks = []
     for process in (0, 1):

@@ -186,7 +186,7 @@ class MeshIterator(ProcessBound):
             )
         how = Circumstances(
             window,
-            Settings(0, 0, 1, self._prefetch),  # a buffer of 1: one batch is read before it has a slot
+            Settings(0, 0, 1, self._prefetch),  # buffer 1: while `prefetch` batches wait, one more is read
             own_cores(),
             stream=True,
             gil_wait_s=self._accounts.gil_wait_s(),
@@ -230,7 +230,7 @@ class _Batches:
     """Reads the user's iterator: validates, copies and places each batch. Called by the placement thread."""
 
     def __init__(self, iterable: Iterable[Any], sharding: Any, copy: bool, idle: int, accounts: Accounts) -> None:
-        prepare_jax()  # on this thread, since two iterators may place their first batches at once
+        prepare_jax()  # before any thread places: two first batches at once may crash
         self._iterator: Any = iter(iterable)
         self.stateful = hasattr(self._iterator, "get_state")
         self._settings = JaxSettings.of_this_thread()

@@ -1,8 +1,8 @@
 """Makes the state of a feed for a checkpoint, and validates it when it is restored. Pure.
 
 A state holds JSON values: ``{"version", "step", "epoch", "position", "fingerprint"}``. A stream's state also has
-``"lanes"``, Grain's state of each lane that this process reads, and ``"writers"``, the process that saves each
-lane. Epoch and position form the cursor after the last batch *delivered*. All fields but ``"lanes"`` are the same
+``"lanes"``, Grain's state of each lane (see `Lanes`) that this process reads, and ``"writers"``, the process that
+saves each. Epoch and position form the cursor after the last batch *delivered*. Only ``"lanes"`` is not the same
 on every process. The fingerprint identifies the rows; topology, a constant batch size, epochs and remainder
 are not in it, so those may change at a restore.
 """

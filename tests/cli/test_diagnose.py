@@ -113,7 +113,7 @@ def test_a_feed_of_one_batch_a_pass_is_diagnosed(diagnosed, tmp_path):
 def test_without_a_loop_over_a_feed_it_says_so(diagnosed):
     done = diagnosed(steps=3)
     assert done.returncode == 2
-    assert "took more than --after 8 batches from a feedline.Feed: the longest asked for 8; let" in done.stderr
+    assert "took more than --after 8 batches from a feedline.Feed: at most 8 were asked for; let" in done.stderr
     assert diagnosed(steps=0, script="missing.py").returncode == 2  # its own exit code
 
 
@@ -123,7 +123,7 @@ def test_without_a_loop_over_a_feed_it_says_so(diagnosed):
         ([], "diagnose runs a command: feedline diagnose -- python train.py"),
         (["--steps", "0", "--", "true"], "--steps must be at least 1 and --after at least 0, got 0, 8"),
         (["--", "no-such-program"], "no-such-program"),
-        (["--", sys.executable, "-c", "import jax"], "from a feedline.Feed: none asked for any; let it run"),
+        (["--", sys.executable, "-c", "import jax"], "from a feedline.Feed: none was asked for; let it run"),
         (["--", sys.executable, "-c", ""], "no process imported jax through PYTHONPATH"),
     ],
 )

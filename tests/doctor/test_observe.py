@@ -1,4 +1,4 @@
-"""What observes a job, by itself: unrolled loops, lines, the record and its failures."""
+"""The parts that observe a job: unrolled loops, the user's lines, stacks, failed hooks."""
 
 import os
 import sys
@@ -72,7 +72,7 @@ def test_a_hook_that_fails_is_something_that_could_not_be_checked():
 
 
 def test_what_a_stack_shows():
-    """The stack inside of a call of jax, from a profile function of this thread."""
+    """A profile function sees the stack inside of each call, such as one of jax."""
     seen = []
 
     def note(frame, event, _):

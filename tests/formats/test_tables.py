@@ -187,7 +187,7 @@ def test_columns_of_other_rows_are_refused_with_a_remedy(tmp_path, kind):
     values, words, remedy, expected = OTHER_ROWS[kind]
     table = pa.table({"odd": values, "fine": [1, 2]})
     pq.write_table(table, tmp_path / "x.parquet")
-    rule = r"rows of one size that are numbers, and 1 of the 2 columns of .*x\.parquet do not"
+    rule = r"numbers of one shape, bytes or text, and 1 of the 2 columns of .*x\.parquet do not"
     with pytest.raises(TypeError, match=rf"{rule}. 'odd' is {kind}.*{words}.*Convert them, .*columns=\['fine'\]"):
         feedline.open_source(tmp_path / "x.parquet")
     feather.write_feather(table.set_column(0, "odd", remedy(table["odd"])), str(tmp_path / "y.arrow"))

@@ -229,7 +229,7 @@ def test_advice_that_is_followed_in_vain_comes_to_an_end(load, start):
         seen.append(after)
         assert len(seen) <= 5, seen
     if load is SERVES_TWO:
-        assert report.advice.startswith("no setting helps: reading waits for storage, the network or a lock; ")
+        assert report.advice.startswith("no setting helps: reading waits for storage, the network or a lock. ")
 
 
 def test_a_proposal_that_was_not_taken_up_is_made_again():

@@ -25,7 +25,7 @@ def columns(draw, size):
 
 @st.composite
 def gathers(draw):
-    """Segments, the columns and rows that are wanted, and where they go: with how much space between them."""
+    """Segments, the wanted columns and rows, the space between rows of the output, and `stream` of `read`."""
     random = np.random.default_rng(draw(st.integers(0, 999)))
     shape = tuple(draw(st.lists(st.sampled_from([1, 2, 3, 16, 17]), max_size=3)))
     dtype = draw(st.sampled_from(DTYPES))

@@ -277,9 +277,9 @@ GOOD = ragged([1, 2, 3])
         ({"x": (GOOD, GOOD[1])}, (4,), 0, r"a tuple \(values, offsets\), .* got a tuple with 3 arrays for 'x'"),
         ({"x": np.arange(3)}, (4,), 0, r"got none; pass plain columns to Feed"),
         ([GOOD], (4,), 0, r"a dict with string keys"),
-        ({"x": (GOOD[0], np.array([0, 3, 1, 6]))}, (6,), 0, r"offsets must ascend .* got 3 to 1 at row 1 for 'x'"),
+        ({"x": (GOOD[0], np.array([0, 3, 1, 6]))}, (6,), 0, r"must not decrease, .* got 3 to 1 at row 1 for 'x'"),
         ({"x": (GOOD[0], np.array([0, 3, 7]))}, (6,), 0, r"at most the number of values, 6, got \[0 7\] for 'x'"),
-        ({"x": (GOOD[0], np.array([-1, 3, 6]))}, (6,), 0, r"ascend from 0 .* got \[-1 +6\] for 'x'"),
+        ({"x": (GOOD[0], np.array([-1, 3, 6]))}, (6,), 0, r"be at least 0 .* got \[-1 +6\] for 'x'"),
         ({"x": (GOOD[0], np.array([0.0, 6.0]))}, (6,), 0, r"integers in one axis, .* got float64\[2\] for 'x'"),
     ],
 )  # fmt: skip

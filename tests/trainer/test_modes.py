@@ -1,4 +1,4 @@
-"""Steps in three modes: the loss of NumPy, equal steps in each mode, and what is refused."""
+"""Three modes: the same loss as in NumPy, equal steps, and what is refused."""
 
 from typing import get_args
 
@@ -89,7 +89,7 @@ def test_pmap_weighs_the_devices_by_their_valid_rows():
     batch = {"x": np.arange(16, dtype=np.float32), "valid": np.arange(16) < 3}
     program = compiled(task, "pmap", batch := placed(batch, "pmap"))
     state, metrics = program.step(program.start(), batch)
-    assert metrics.tolist() == [1.0, pytest.approx((2 * 2 + 1 * 1) / 3)]  # of 0, 1 and 2; 2 rows and 1 row
+    assert metrics.tolist() == [1.0, pytest.approx((2 * 2 + 1 * 1) / 3)]  # x: 0, 1, 2; rows by device: 2, 1
     assert float(state.params["w"]) == 0.0
 
 
@@ -103,7 +103,7 @@ def test_pmap_takes_rows_that_are_split_in_any_way(spec):
     x = np.arange(128, dtype=np.float32).reshape(16, 8)
     batch = {"x": jax.device_put(x, NamedSharding(mesh, spec))}
     program = compiled(mean_task(), "pmap", batch)
-    before = program.start().step.sharding  # another one after the step would compile the next step again
+    before = program.start().step.sharding  # if a step changed it, the next would compile again
     with jax.transfer_guard("disallow"):
         state, metrics = program.step(program.start(), batch)
     assert float(metrics[0]) == x.mean()
@@ -147,7 +147,7 @@ def test_refused_losses(result, told):
 
 @pytest.mark.parametrize("optimizer", [optax.inject_hyperparams(optax.adam)(1e-2), optax.adafactor(1e-2)])
 def test_a_state_keeps_its_dtypes_so_that_a_resume_finds_them(optimizer):
-    params = {"a": jnp.ones(2), "b": jnp.ones(2, jnp.bfloat16), "c": 0.5}  # adam: float32 of b after a step
+    params = {"a": jnp.ones(2), "b": jnp.ones(2, jnp.bfloat16), "c": 0.5}  # adam alone makes b's float32
     task = Task(
         lambda key: params, lambda params, x: (sum(jnp.sum(leaf * x) for leaf in params.values()), {}), optimizer
     )

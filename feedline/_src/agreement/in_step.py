@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from feedline._src.agreement.coordination import Comparison, Coordination, coordination
 from feedline._src.errors import FeedError
 
-_KEPT_FEEDS = 64  # counts are kept for this many deleted feeds, latest values for this many feeds
+_KEPT_FEEDS = 64  # counts of this many deleted feeds are kept, and `LatestValues` of this many feeds
 _KEPT_MOVES = 64  # how many moves of a feed the service keeps; a process that is further behind is not compared
 _latest = collections.defaultdict[int, dict[str, None]](dict)  # {process: the keys of its values, oldest first}
 _gone: collections.deque[tuple[str, tuple[int, int, bool]]] = collections.deque(maxlen=_KEPT_FEEDS)
@@ -37,7 +37,7 @@ class Place(NamedTuple):
 
 
 class Count(NamedTuple):
-    """How many batches of a feed a process took (with `steps_per_call`, deliveries), and its number of moves."""
+    """How many deliveries of a feed (each one batch, or `steps_per_call`) a process took, and its moves."""
 
     batches: int
     moves: int
@@ -118,8 +118,8 @@ class InStep:
         """Compare this process's counts with the counts of the first process that closed the feed. Call it once.
 
         The last process to close deletes the feed's keys, except published times, which reports use. If a feed is
-        garbage-collected unclosed, its closing is counted when the process builds its next feed. Also returns None
-        if the service was shut down, or process 0 ended; the monitor reports the latter.
+        garbage-collected unclosed, its closing is counted when the process builds its next feed. Returns None if
+        nothing differs, the service was shut down, or process 0 ended; the monitor reports the latter.
         """
         if coordination() is None:
             return None

@@ -22,7 +22,7 @@ _KEPT = 8  # how many checks the service keeps; a process that is further behind
 class ReplicaCheck:
     """Compares checksums of every `every`-th batch among the processes that read the same rows.
 
-    A process raises if it differs from the one that checked first. Then the monitor ends the others. Thread-safe.
+    A process raises if it differs from the one that checked first. Then the others end, too. Thread-safe.
 
     The number of a batch is computed from its cursor, so all processes check the same batches, even after one of
     them has started another pipeline. With `steps_per_call` > 1, that many batches are checked as one.
@@ -64,7 +64,7 @@ class ReplicaCheck:
             found = self._comparison.differing(
                 f"{self._path}/{after.epoch}.{after.position}/{shared[0]}.{first}", own
             )
-            if found is None or found[0] == self._process:  # or this process published it, before a `seek`
+            if found is None or found[0] == self._process:  # or its own value, from before a `seek`
                 continue
             other, theirs = found
             leaf = next(i for i, (one, two) in enumerate(zip(own, theirs, strict=True)) if one != two)

@@ -22,7 +22,7 @@ from feedline._src.errors import FeedError, ProcessError
 LOOPBACK = ("localhost", "127.0.0.1")
 _PREFIX = b"feedline: "  # of every line
 _ALL_JOINED = "all joined"
-_MISSING = "did not arrive in time, or ended too early; read the log of each, or raise initialize(timeout_s)"
+_MISSING = "did not arrive in time, or ended too early; read their logs, or increase initialize(timeout_s)"
 _ENDED = "process 0 ended before all had joined, or belongs to another run; read the end of its log"
 _FILES = "it opens one file for each process: raise the limit there (ulimit -n)"
 _LOOK = "check that process 0 runs on that host, and that no firewall blocks the port"
@@ -57,7 +57,7 @@ def _gather(info: ProcessInfo, deadline: float) -> str:
                 _print_wait(info, f"{process_names(sorted(missing))} to join", deadline)
                 warn_at = deadline
             events = ready.select(min(warn_at, deadline) - now)
-            for key, _ in sorted(events, key=lambda each: each[0].data is None):  # ended processes first
+            for key, _ in sorted(events, key=lambda each: each[0].data is None):  # with data: an ended process
                 if key.fileobj is listener:
                     try:
                         connection = connections.enter_context(listener.accept()[0])

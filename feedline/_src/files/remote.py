@@ -27,7 +27,7 @@ _log = logging.getLogger("feedline")
 _WHOLE_TRIES = 10
 _HEADER_BYTES = 1 << 14  # the least that a file object reads at once, for headers
 _EXACT_BYTES = 1 << 17  # a read up to this size, such as a footer, fetches exactly its bytes, not whole blocks
-_SMALL_BYTES = 1 << 18  # an object up to this size is fetched whole for its samples
+_SMALL_BYTES = 1 << 18  # `samples` fetches an object up to this size whole
 _DOWNLOADS = 8  # whole objects that are downloaded at once, each by many requests
 
 
@@ -125,7 +125,7 @@ class RemoteFile(File):
     # --- mapped ---
 
     def memory(self) -> Bytes | None:
-        """See `File.memory`. Also None without the C library, since only its gather survives changed files."""
+        """See `File.memory`. Also None without the C library: only its gather survives a truncated file."""
         mapped = self._mapped
         if mapped is None and library() is not None:
             complete = self._complete  # a copy, because other threads change it, too
@@ -139,11 +139,11 @@ class RemoteFile(File):
         return None if mapped is None else mapped.memory
 
     def check(self) -> None:
-        """Drop the mapping; `memory` maps intact files again. Fetches, not this, check the object's version."""
+        """Drop the mapping; `memory` maps intact files again. Each fetch checks the object's version."""
         self._mapped = None
 
     def check_open(self) -> None:
-        """Check the next 16 mapped pieces, or all. If one was deleted or written to, drop the mapping, and verify
+        """Check up to 16 mapped pieces, in turn. If one was deleted or written to, drop the mapping, and verify
         all pieces again: what was read may be wrong. (`with_path` checks the whole file itself.)
         """
         mapped = self._mapped
@@ -212,7 +212,7 @@ def fetch_whole(files: Sequence[RemoteFile]) -> None:
     try:
         list(threads.map(lambda file: file.whole(cancelled), files))
     except BaseException:
-        cancelled.set()  # first: a thread that starts its requests after `close` then cancels them itself
+        cancelled.set()  # before `close`, so that a thread that starts its requests later cancels them
         for file in files:
             file.close()
         raise

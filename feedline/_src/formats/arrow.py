@@ -146,7 +146,7 @@ def spec_of(schema: Any, options: OpenOptions, path: str) -> dict[str, Leaf]:
     if refused:
         leave = f", or leave them out: columns=[{few([repr(name) for name in spec], ', ')}]" if spec else ""
         raise TypeError(
-            f"all columns must have rows of one size that are numbers, and {len(refused)} of the {len(chosen)} "
+            f"all columns must hold numbers of one shape, bytes or text, and {len(refused)} of the {len(chosen)} "
             f"columns of {path} do not. {few(refused, '; ')}. Convert them, and write the file again, as "
             f"docs/formats.md shows{leave}"
         )

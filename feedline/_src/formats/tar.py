@@ -39,8 +39,8 @@ def open_first(first: File, options: OpenOptions) -> Callable[..., Grouped]:
     fields = IndexedFile(first, "tar", scan, named=True).fields
     if not fields:
         raise ValueError(
-            "a source must have at least one row, and the first archive determines the fields, got "
-            f"{first.name} with no records; check what wrote it"
+            f"the first archive of a source determines its fields, so it must have records, and {first.name} has "
+            "none; check what wrote it"
         )
     return functools.partial(_open, first.name, fields, options.chosen(fields, first.name))
 

@@ -37,13 +37,13 @@ class Metric(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """ "seconds", "bytes", "ratio" (0 to 1, or a multiple), or "" for a plain number."""
+        """ "seconds", "bytes", "ratio" (a share or a factor), or "" for a plain number."""
         last = self.name.removesuffix("_total").rpartition("_")[2]
         return last if last in ("seconds", "bytes", "ratio") else ""
 
 
 def _field(name: str, help: str, default: float | None = 0, *, label: str = "", value: str = "") -> Any:
-    """A field that holds a metric's only value, its value where `label` is `value`, or all values by label."""
+    """A field with the value of a metric: the only one, the one for label `value`, or a dict {label: value}."""
     metric = Metric(f"feedline_{name}", help, label)
     return dataclasses.field(default=default, metadata={"metric": metric, "value": value})
 
@@ -62,17 +62,17 @@ class Statistics:
 
     Counts begin when the feed is built. Times are seconds of this process, summed over all batches. The times of
     stages are also summed over threads, so they may exceed the elapsed time. "Latest" means at most 256 batches,
-    without those that were read before the loop began. None: not known, or not known yet.
+    none of which was read before the loop began. None: not known, or not known yet.
 
     `rows` includes bad rows. `placed_bytes` counts ragged leaves at their largest length. `place_s` is the time in
     JAX's calls; transfers may take longer. The host buffers of worker processes are not counted, and neither is
-    the processor time of Grain's own threads, which is unknown. `au`, 0 to 1, is batches × device time of a step ÷
-    wall time. `au` counts all time as device time, except the share `wait_share` and, once known, the part of the
-    loop's own time in which the devices were idle.
+    the processor time of Grain's own threads, which is unknown. `au`, 0 to 1, is device time ÷ wall
+    time. Device time is all time except the share `wait_share` and, once known, the part of the loop's own time in
+    which the devices were idle.
 
     `tokens` has one entry "all" or, for a mixture, one entry per source, by name. Only `feedline.Packed` and
-    `feedline.Ragged` know their tokens. Rows that the remainder drops count when the epoch ends. A bad row that
-    is masked or replaced counts with its own tokens, since a process knows only its own bad rows.
+    `feedline.Ragged` know their tokens. Rows that fill no batch count once the epoch ends. A masked
+    or replaced row still counts with its own tokens: no process knows the bad rows of the others.
 
     `stores` counts what all feeds of this process, without their workers, requested from stores: `requests`,
     including `retries` (after an error) and `hedged` ones (sent because the first request took long);
@@ -81,7 +81,7 @@ class Statistics:
 
     batches: int = _field("batches_total", "Global batches delivered.")
     rows: int = _field("rows_total", "Rows delivered, over all processes, without padding.")
-    dropped_rows: int = _field("dropped_rows_total", "Rows that the remainder left out, over all processes.")
+    dropped_rows: int = _field("dropped_rows_total", "Rows that filled no batch, over all processes.")
     bad_rows: int = _field("bad_rows_total", "Bad rows of this process that were masked or replaced.")
     placed_bytes: int = _field("placed_bytes_total", "Bytes that this process placed on its devices.")
     restarts: int = _field("worker_restarts_total", "Worker processes that ended and were replaced.")
@@ -179,7 +179,7 @@ METRICS = (
     *dict.fromkeys(field.metadata["metric"] for field in _FIELDS),
     *(_STORE_REQUESTS, *_STORES.values(), _BOUND, _HEADROOM),
 )
-"""All metrics. Totals count since the feed was built; ratios, percentiles and means cover the latest batches."""
+"""All metrics. Ratios, percentiles and means cover the latest batches; for totals see `Statistics`."""
 
 
 def samples(statistics: Statistics, report: Report | None = None) -> Iterator[tuple[Metric, str, float]]:

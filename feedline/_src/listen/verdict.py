@@ -108,7 +108,7 @@ class ProcessTimes(NamedTuple):
 
 
 def judge(how: Circumstances, others: Sequence[ProcessTimes] = (), tuning: Sequence[str] = ()) -> Report:
-    """The report on a feed. `others`: the times of all processes, including this one, if there are several."""
+    """The report on a feed. `others`: with several processes, the times of each, also of this one."""
     window, alone_s, slow = how.window, _alone_s(how), straggler(others)
     bound, held_up = _bound(how, alone_s)
     compute_s = max(1e-9, window.loop_s - window.late_s)
@@ -147,7 +147,7 @@ def judge(how: Circumstances, others: Sequence[ProcessTimes] = (), tuning: Seque
 
 
 def straggler(processes: Sequence[ProcessTimes]) -> Straggler | None:
-    """The process with the slowest input. None: its loop hardly waits, or it is hardly slower and others wait."""
+    """The process with the slowest input. None if it hardly waits, or if it is hardly slower and another waits."""
     if len(processes) < 2:
         return None
     slowest = max(processes, key=lambda each: each.input_s)
@@ -326,9 +326,9 @@ def _remedy(bound: str, how: Circumstances) -> str:
         )
     if bound == "read" and cpu_s < 0.5 * spent_s:
         return (
-            "reading waits for storage, the network or a lock; for files use Order(shuffle=Blocks(...)) to read "
-            "neighbouring rows together, a faster disk or memory, or for a store a larger cache on local disk, "
-            "feedline.Store(cache_bytes=...); for Python that holds the GIL, Reading(workers=...)"
+            "reading waits for storage, the network or a lock. For files: read neighbouring rows together, "
+            "Order(shuffle=Blocks(...)), or use a faster disk or memory. For a store: a larger cache on "
+            "local disk, feedline.Store(cache_bytes=...). For Python that holds the GIL: Reading(workers=...)"
         )
     if how.shares_gil:
         return (

@@ -43,7 +43,7 @@ class Documents(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """A digest of all offsets, for an identity."""
+        """A digest of all offsets, for `Source.identity`."""
         return hashlib.sha256(self.offsets.data).hexdigest()[:32]
 
     def lengths(self, rows: Indices) -> Indices:
@@ -66,7 +66,7 @@ class DocumentSource(Source):
 
     @property
     def will_read(self) -> WillRead | None:
-        """Fetches rows from a store ahead of their reads. None: no array is in a store, or all are mapped."""
+        """Fetches rows from a store ahead of their reads. None: each is local, or cached and mapped."""
         return self._will_read if any(source.will_read is not None for source in self._arrays) else None
 
     def _will_read(self, rows: Indices, ahead: int) -> bool:
@@ -116,8 +116,8 @@ def open_documents(name: str, given: Any) -> Documents:
         at = int(lengths.argmin())
         found = f"{offsets[at]} to {offsets[at + 1]} at row {at}" if lengths[at] < 0 else f"{offsets[[0, -1]]}"
         raise ValueError(
-            f"offsets must ascend from 0 to at most the number of values, {len(values)}, got {found} for "
-            f"{name!r}; check whether values or offsets are truncated. If not, {_REPAIR}"
+            f"offsets must not decrease, be at least 0 and at most the number of values, {len(values)}, got "
+            f"{found} for {name!r}; check whether values or offsets are truncated. If not, {_REPAIR}"
         )
     return Documents(values, offsets)
 

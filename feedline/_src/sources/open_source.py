@@ -61,14 +61,14 @@ def open_source(
     `.ndjson`, `.h5` or `.hdf5`, `.lmdb`, `.zarr`. Files of one array give batches that are one array; all other
     files give batches that are dicts by name.
 
-    Rows may also be bytes, which `feedline.decoded` turns into arrays: records of TFRecord files (`.tfrecord`, or
-    names such as train-00000-of-00128), of ArrayRecord files without `dtype`, and of tar archives (`.tar`); rows
-    of tables, JSON lines and HDF5 files with columns of bytes or text; and whole files: of a folder, of its class
-    folders (`photos/cat/1.jpg`, with labels), or of a glob with any other suffix (`photos/*.jpg`).
+    Rows may also be bytes, which `feedline.decoded` turns into arrays. A row is then a record of a TFRecord file
+    (`.tfrecord`, or a name such as train-00000-of-00128), of an ArrayRecord file without `dtype` or of a tar
+    archive (`.tar`); a row of a table, JSON lines or HDF5 file with columns of bytes or text; or a file of a
+    folder, of its class folders (`photos/cat/1.jpg`, with labels) or of another glob (`photos/*.jpg`).
 
     Args:
       path_or_glob: a file, or a glob whose files have one format and are one source; or a folder of files;
-        or an object in a store, `s3://bucket/train/*.npy`. Or a `datasets.Dataset` of Hugging Face, whose Arrow
+        or any of these in a store, `s3://bucket/train/*.npy`. Or a `datasets.Dataset` of Hugging Face, whose Arrow
         memory is read: see docs/formats.md.
       dtype: the type of one element of a `.bin` file, or of one ArrayRecord record. A structured dtype gives a
         dict of its fields: `np.dtype([("image", np.uint8, (32, 32, 3)), ("label", np.int32)])`.
@@ -78,9 +78,9 @@ def open_source(
         windows without overlap; with a smaller stride they overlap.
       columns: the names of the leaves to read; None: all. An array that has no name gets the name given here.
       cache_bytes: bytes of host memory for a cache of groups of rows (Parquet row groups, compressed Arrow
-        batches, chunks of Zarr and HDF5), which are always read whole. Each group is read once per epoch if the
-        cache holds all groups that neighbouring positions need: with `Blocks`, `Blocks.window` × bytes of a block.
-        A single group may exceed the limit. Each thread that reads may hold as many bytes again.
+        batches, chunks of Zarr and HDF5), which are always read whole. With `Blocks`, each group is read once per
+        epoch if the cache holds the groups of a window: `Blocks.window` × bytes of a block. A single group may
+        exceed the limit. Each thread that reads may hold `cache_bytes` more.
       missing_chunks: for chunks that a Zarr array lacks: "error", or "fill", which reads the fill value in the
         metadata. Some writers (zarr-python, unless told otherwise) leave out chunks that hold only this value.
         With "fill", a lost chunk cannot be distinguished from one that was left out.

@@ -14,7 +14,7 @@ _MAX_LISTED = 3
 
 
 class Finding(NamedTuple):
-    """What one check found, what to change, and why it matters. `made` clears `fix` and `why` if nothing is wrong.
+    """What one check found, a fix, and why it matters. `made` clears `fix` and `why` of "ok" and "unknown".
 
     Severity "unknown" means that the check could not be made.
     """

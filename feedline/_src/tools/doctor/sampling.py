@@ -58,7 +58,7 @@ def activity(frame: FrameType | None) -> Activity:
     """What the thread with this innermost frame is doing. The call nearest to the user's code decides."""
     stack = _stack(frame)
     iterators = [i for i, each in enumerate(stack) if _is_next(each) and room(each) != "user"]
-    outermost = iterators[-1] if iterators else -1  # it may call the user's transform or decoder
+    outermost = iterators[-1] if iterators else -1  # what it calls may be the user's transform
     user = _users(stack[outermost + 1 :])
     if user is None:
         return Activity("", "unknown", "")
@@ -151,7 +151,7 @@ class Sampler:
             wakes = time.perf_counter() + pause
             time.sleep(pause)
             now, ran_before, waited_before = time.perf_counter(), ran, waited
-            with self._guarded("sampling"):  # the stack first: what follows releases the GIL
+            with self._guarded("sampling"):  # `waited` last, since it releases the GIL
                 ran, seen = cpu_seconds(self._main), activity(sys._current_frames().get(self._main.ident or 0))
                 waited = processor_wait()
                 is_late = now - wakes - (waited - waited_before) > _LATE_S

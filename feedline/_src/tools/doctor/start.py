@@ -86,14 +86,14 @@ class _Diagnosing:
             self._contexts.close()
             write(self._folder, self._diagnosis.to_dict())
         else:
-            text = f"the longest asked for {self._most_asked}" if self._most_asked else "none asked for any"
+            text = f"at most {self._most_asked} were asked for" if self._most_asked else "none was asked for"
             (self._folder / NOT_OBSERVED).write_text(text)
 
 
 def _is_over(feed: Feed, batches: int) -> bool:
     """Whether a pass ends after this number of batches. False if the length of a pass is unknown."""
     try:
-        # at position 0, the next pass has begun
+        # position > 0: the next pass has not begun
         return batches > 0 and feed.position > 0 and batches % (len(feed) * feed.steps_per_call) == 0
     except TypeError:
         return False
