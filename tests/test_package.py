@@ -238,7 +238,7 @@ OF_FEEDLINE = {
     "run": ["plan", "bounds", "rows", "loader", "placement", "prefetch", "record", "order", "agreement", "runtime",
             "options"],
     "build": ["run", "bounds", "sources", "rows", "loader", "placement", "plan", "prefetch.watch", "order",
-              "agreement", "state", "version", "feed_options", "options"],
+              "agreement", "state", "runtime.threads", "version", "feed_options", "options"],
     # listens to a feed, and to nothing above it; its threads wait inside jax; a diagnosis runs stages of its own
     "listen": ["listen", "record", "run", "bounds", "loader.form", "placement.place", "prefetch", "order.schedule",
                "rows.bad_rows", "cluster.cores", "runtime.exit", "version", "errors",

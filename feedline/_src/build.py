@@ -31,6 +31,7 @@ from feedline._src.prefetch.watch import alarmed
 from feedline._src.rows.source import Source
 from feedline._src.rows.spec import RowSpec
 from feedline._src.run import Sizes, Stages
+from feedline._src.runtime.threads import JaxSettings
 from feedline._src.sources.as_source import opened
 from feedline._src.sources.lanes import Lanes
 from feedline._src.version import __version__
@@ -58,13 +59,15 @@ def build(options: FeedOptions, running: tuple[Sizes, Place] | None = None) -> S
       ProcessError: another process built something else, failed, or did not arrive.
     """
     before, place = (None, None) if running is None else (running[0], list(running[1]))
+    # a feed that moves keeps the settings of the thread that built it: x64 determines its dtypes
+    jax_settings = JaxSettings.of_this_thread() if before is None else before.first.placement.settings
     after_s = options.reading.stall_warning_s
     message = (
         f"building a feed has taken {after_s:g} s so far: it opens the source, reads its first row, and calls the "
         "transform with that row"
     )
     with _collective(options, None if running is None else "feed.move") as collective:
-        with alarmed(after_s, lambda: message):
+        with alarmed(after_s, lambda: message), jax_settings.applied():
             sizes = _open(options, collective.key, before)
         try:
             collective.agree(described(options, sizes.first, place))

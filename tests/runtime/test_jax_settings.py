@@ -74,9 +74,11 @@ def test_a_feed_built_in_a_64_bit_context_delivers_64_bits(source, prefetch):
     order = None if isinstance(source, grain.IterDataset) else IN_ORDER
     with jax.enable_x64(True):
         feed = Feed(source, 8, SHARDING, order=order, epochs=1, prefetch=prefetch)
-    with feed:  # outside of the context: what was built stays what it was
+    with feed:  # outside of the context: what was built stays what it was, also after a move
+        batches = [next(feed), next(feed)]
+        feed.move(jax.devices()[1])
         assert (feed.spec["n"].dtype, feed.spec["f"].dtype) == (np.int64, np.float64)
-        check(list(feed))
+        check([*batches, *feed])
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -94,7 +96,9 @@ def test_a_transform_computes_in_64_bits(workers, tmp_path):
 def test_a_feed_built_outside_of_the_context_keeps_its_32_bits_in_it(prefetch):
     with Feed({"n": np.arange(32)}, 8, SHARDING, order=IN_ORDER, epochs=1, prefetch=prefetch) as feed:
         with jax.enable_x64(True):
-            batches = list(feed)
+            batches = [next(feed)]
+            feed.move(jax.devices()[1])
+            batches += feed
         assert [batch["n"].dtype for batch in batches] == [feed.spec["n"].dtype] * 4 == [np.int32] * 4
 
 
