@@ -1,4 +1,4 @@
-"""The checks of a machine, a feed and a batch: each with the trouble planted, and without it."""
+"""The doctor's checks of a machine, a feed and a batch: what they say of troubled ones and of sound ones."""
 
 import json
 import math
@@ -109,7 +109,7 @@ def test_reading_is_bounded(tmp_path):
     for file in files:
         file.write_bytes(bytes(20 << 20))
     assert checks.read_rate(files, seconds=math.inf)[0] == 60 << 20
-    assert checks.read_rate(files, most=24 << 20, seconds=math.inf)[0] == 28 << 20  # whole blocks
+    assert checks.read_rate(files, most=24 << 20, seconds=math.inf)[0] == 28 << 20  # a file of 20 and a block of 8
     assert checks.read_rate(files, seconds=0)[0] == 8 << 20
 
 

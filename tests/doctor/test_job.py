@@ -1,4 +1,4 @@
-"""Commands that are observed: each trouble is planted in a script, and a sound script has none."""
+"""The doctor observes commands: it finds each trouble that is planted in a script, and none in a sound script."""
 
 import contextlib
 import io
@@ -98,11 +98,11 @@ for i in range(20):
     jnp.ones(i + 3).sum()  # LINE: eager
 """
 SAMPLED = {"transfers to the host", "transfers to the devices", "waiting for input", "GIL"}
-"""Checks of how long something takes: they may find something on a machine that is busy with other programs."""
+"""Checks that measure times: while other programs keep the machine busy, they may warn of a sound job."""
 
 
 def observed(tmp_path, script, **environ):
-    """The checks of a command by name, a function for the line with a mark, and what was observed."""
+    """Observe a script. Returns {check: what it found}, a function from a mark to its line, and the run."""
     text = textwrap.dedent(HEAD + textwrap.dedent(script))
     (tmp_path / "train.py").write_text(text)
     wanted = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
@@ -130,14 +130,14 @@ def test_a_sound_job_has_no_troubles(tmp_path):
 def test_shapes_kept_arrays_an_unrolled_loop_and_a_busy_thread(tmp_path):
     found, line, ran = observed(tmp_path, MANY)
     passed = warning(found, "transfers to the devices")
-    assert passed.endswith(") gets NumPy arrays, 61 KiB in each call")  # of call 3
+    assert passed.endswith(") gets NumPy arrays, 61 KiB in each call")  # of the 61 rows of call 3
     recompilation = warning(found, "recompilation")
     assert f"/{line('numpy')}: compiled again 3 × " in recompilation
     assert "argument 1['x']: float32[64, 256] of NumPy → float32[63, 256] of NumPy" in recompilation
     assert "256 KiB from step" in warning(found, "donation")
     assert "holds 20 equal iterations of 3 operations" in warning(found, "unrolled loops")
     assert "arrays float32[256, 256]" in warning(found, "memory that grows")
-    assert "GIL" in found  # its decision depends on how busy the machine is: see test_the_gil
+    assert "GIL" in found  # test_the_gil tests the severity, which here depends on other programs
     assert "hog" in {thread["name"] for thread in ran.processes[0]["samples"]["threads"]}
 
 
@@ -308,13 +308,13 @@ def test_what_a_shell_has_started_ends_with_it(script, grace_s, tmp_path, monkey
     monkeypatch.setattr(job, "_GRACE_S", grace_s)
     os.mkfifo("pipe")
     reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
-    os.close(os.open("pipe", os.O_WRONLY))  # from now on it ends with its last writer, or if none ever comes
+    os.close(os.open("pipe", os.O_WRONLY))  # from now on, reading ends once no process has it open
     began = time.monotonic()
     ran = job.run(["sh", "-c", script], os.environ, 1)
     assert next(job.job_findings(ran)).finding == "it was stopped before its end"
     assert time.monotonic() - began < 100
     assert select.select([reader], [], [], 100)[0]
-    assert os.read(reader, 1) == b""  # no process has the pipe open
+    assert os.read(reader, 1) == b""  # the end: no process has the pipe open
     os.close(reader)
 
 

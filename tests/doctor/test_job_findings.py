@@ -1,4 +1,4 @@
-"""What is judged of an observed job, with values that a CPU does not show, and at their limits."""
+"""What the doctor concludes from made-up observations: some that no CPU gives, and some at the limits."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def lines(observed, kind="fetch"):
     ("kind", "sampled", "share", "idle_share", "severity"),
     [
         ("fetch", "fetch", 0.7, 1.0, "warning"),
-        ("fetch", "fetch", 0.7, 0.02, "ok"),  # prints every fiftieth loss, while steps are enqueued
+        ("fetch", "fetch", 0.7, 0.02, "ok"),  # a loop that prints every 50th loss, while steps are enqueued
         ("fetch", "fetch", 0.04, 1.0, "ok"),
         ("fetch", "place", 0.7, 1.0, "ok"),
         ("place", "place", 0.02, 1.0, "warning"),
@@ -71,8 +71,8 @@ def test_host_memory_varies_a_little(grown_mib, steps, severity):
     ("late_share", "busy_share", "severity"),
     [
         (0.8, 0.9, "warning"),
-        (0.02, 0.9, "ok"),  # it computes without the GIL
-        (0.8, 0.05, "ok"),  # a busy machine, or the training thread itself
+        (0.02, 0.9, "ok"),  # the busy thread computes without the GIL
+        (0.8, 0.05, "ok"),  # late because of other programs, or of the training thread itself
     ],
 )
 def test_the_gil(late_share, busy_share, severity):

@@ -35,7 +35,7 @@ def test_an_unrolled_loop():
     found = program(looped(30), X)
     assert (found["repeats"], found["body"]) == (30, 4)
     assert "test_observe.py:" in found["loop"]
-    assert program(jax.jit(looped(30)), X)["repeats"] == 30  # inside of another program
+    assert program(jax.jit(looped(30)), X)["repeats"] == 30  # a loop inside another program
     assert program(jax.grad(lambda x: looped(30)(x).sum()), X)["repeats"] >= 28
 
 
@@ -72,7 +72,7 @@ def test_a_hook_that_fails_is_something_that_could_not_be_checked():
 
 
 def test_what_a_stack_shows():
-    """A profile function sees the stack inside of each call, such as one of jax."""
+    """From stacks inside jax, `activity` finds the user's line and its kind. The stacks come from `setprofile`."""
     seen = []
 
     def note(frame, event, _):
@@ -95,7 +95,7 @@ def test_what_a_stack_shows():
 
 
 def test_the_line_of_a_packaged_program_is_its_own():
-    """On a stack without a file of the user's: the program, the loader and jax are all installed packages."""
+    """All files on this stack are of installed packages, even the program's; its line counts as the user's."""
     seen = []
     scope = {"note": lambda frame: seen.append(activity(frame)), "sys": sys}
     loader = "class Batches:\n  def __next__(self): note(sys._getframe())"

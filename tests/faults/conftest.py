@@ -14,9 +14,9 @@ import programs
 import pytest
 
 PATIENCE_S = 300
-"""How long a program may take that nobody ends."""
+"""How long a program may take to end by itself."""
 LEAVES_S = 30
-"""How long after the end of a program its other processes may take to end."""
+"""How long the processes that a program started may outlive it."""
 
 
 class Ended(NamedTuple):
@@ -24,7 +24,7 @@ class Ended(NamedTuple):
 
     Attributes:
       seconds: from its start to its end.
-      left: its processes that were still there afterwards.
+      left: the ids of its processes that still ran LEAVES_S later.
     """
 
     returncode: int
@@ -38,10 +38,10 @@ class Program:
     """A Python program in a process of its own, started at once.
 
     Args:
-      stack: whose end ends it.
+      stack: an `ExitStack`; its end kills the program.
       script: its text, which is written to `folder`.
       folder: where it runs.
-      variables: of its environment.
+      variables: what is added to its environment.
     """
 
     def __init__(self, stack, folder, script, *arguments, **variables):
@@ -70,7 +70,7 @@ class Program:
         return Ended(self.process.returncode, stdout, stderr, seconds, left)
 
     def kill(self):
-        """Kill what is left of it. Idempotent."""
+        """Kill those of its processes that are left. Idempotent."""
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, 9)

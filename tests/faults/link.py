@@ -32,12 +32,12 @@ class Link:
     """The link between two hosts. Its attributes may be set at any time.
 
     Attributes:
-      hosts: for each host its address, and the words that a command in it begins with.
+      hosts: for each host (its address, the words that go before a command to run it there).
       cut: whether all packets are lost.
       loss: the share of packets that are lost.
       delay_s: of each packet, in each direction.
       bytes_per_s: in each direction; None: no limit.
-      carried: number of packets so far.
+      carried: number of packets that arrived so far.
     """
 
     def __init__(self, stack):
@@ -49,7 +49,7 @@ class Link:
         thread.start()
         stack.callback(os.close, self._ends)
         stack.callback(thread.join)
-        stack.callback(os.close, stop)  # which wakes the thread
+        stack.callback(os.close, stop)  # this wakes the thread
 
     def _host(self, stack, end):
         name, address = f"feedline-{os.getpid()}-{end}", f"10.77.0.{end}"
@@ -94,7 +94,7 @@ class Link:
 
 
 class _Device:
-    """A TUN device: what the kernel sends into it can be read here, and the other way round."""
+    """A TUN device: `os.read` gets packets that the kernel sends, and `os.write` gives packets to the kernel."""
 
     def __init__(self, name):
         self.name = name

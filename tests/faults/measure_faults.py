@@ -1,12 +1,12 @@
 """After how many seconds does a user learn of each fault?
 
 This runs the tests that the tables of docs/faults.md link and that have the argument `measured`, and writes their
-seconds into the tables. A row belongs to the fault of the same name that a test gives to `measured`; case, spaces
+seconds into the tables. A test gives `measured` the name of a fault: the first cell of its row, where case, spaces
 and the marks of Markdown do not count. Of several measurements the longest is written. A row that no test measures
 stays as it is.
 
-Refuted by a row without a test; by seconds beside a test that measures, but not these; by a measured fault
-without a row; by a test that fails.
+Refuted by a row that links no test; by a row with seconds whose fault its tests did not measure this time; by a
+measured fault without a row; by a test that fails.
 
     python tests/faults/measure_faults.py --out benchmarks/results/faults.json
 """
@@ -70,13 +70,13 @@ def rows_of(page: str) -> list[Row]:
 
 
 def longest(lines: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The longest measurement of each fault, by its name; from what `measured` wrote."""
+    """{name of a fault: its longest measurement}, from lines that `measured` wrote."""
     measured = sorted(map(json.loads, lines), key=lambda each: each["seconds"])
     return {name_of(each["fault"]): each for each in measured}
 
 
 def written(page: str, seconds: Mapping[str, float]) -> str:
-    """The page with these seconds, by the faults' names."""
+    """The page with new seconds: {name of a fault: seconds}."""
     lines = page.splitlines(keepends=True)
     for row in rows_of(page):
         if row.name in seconds:
@@ -86,7 +86,7 @@ def written(page: str, seconds: Mapping[str, float]) -> str:
 
 
 def problems(page: str, measured: Iterable[str] | None = None) -> list[str]:
-    """What is wrong with the tables. `measured`: names of the faults of a whole run, None if there was none."""
+    """What is wrong with the tables. `measured`: the faults that a whole run measured, None without a run."""
     rows = rows_of(page)
     names = [row.name for row in rows]
     found = [f"two rows have the fault {name!r}" for name in sorted({n for n in names if names.count(n) > 1})]
@@ -108,7 +108,7 @@ def problems(page: str, measured: Iterable[str] | None = None) -> list[str]:
 
 
 def tests_in(file: Path) -> dict[str, bool]:
-    """The functions of a file, and what it assigns, such as test classes; and whether each measures."""
+    """{name: whether it measures}, of the functions of a file and of what it assigns, such as test classes."""
     body = ast.parse(file.read_text()).body if file.suffix == ".py" and file.is_file() else []
     found = {target.id: False for node in body if isinstance(node, ast.Assign) for target in node.targets
              if isinstance(target, ast.Name)}  # fmt: skip

@@ -1,8 +1,8 @@
 """A program for the tests of faults: one of several processes that train in step with each other.
 
-``member.py train [batches [raise]]``: takes batches of a feed of all processes, without end or so many, then ends
-or raises. It says after each one which it was; each step is a collective. ``member.py wait``: only sleeps. The
-variables ABORT_AFTER_S and TIMEOUT_S are its limits.
+``member.py train [batches [raise]]`` takes batches of a feed of all processes: endlessly, or so many and then
+ends or raises. After each step, a collective, it prints the step's number. ``member.py wait`` only sleeps. The
+variables ABORT_AFTER_S and TIMEOUT_S are arguments of `feedline.cluster.initialize`.
 """
 
 import os
@@ -29,7 +29,7 @@ total = jax.jit(jnp.sum)
 feed = feedline.Feed(np.arange(96.0, dtype=np.float32), 12, sharding)
 limit = int(sys.argv[2]) if len(sys.argv) > 2 else None
 for step, batch in enumerate(feed, 1):
-    print(f"step {step} {total(batch)}", flush=True)  # waits for all processes
+    print(f"step {step} {total(batch)}", flush=True)  # `total` waits for all processes
     if step == limit:
         if "raise" in sys.argv:
             raise ArithmeticError("as it was told to")

@@ -12,7 +12,7 @@ import programs
 
 MEMBER = Path(__file__).with_name("member.py")
 PATIENCE_S = 150
-"""How long a process may take for its start, and to end after the fault."""
+"""How long a process may take to start, and to end after the fault."""
 
 
 class Member:
@@ -54,7 +54,7 @@ class Member:
 
     @property
     def step(self):
-        """The last step that it said to have taken; -1 before the first."""
+        """The last step that it printed; -1 before the first."""
         steps = re.findall(r"step (\d+)", self.out)
         return int(steps[-1]) if steps else -1
 

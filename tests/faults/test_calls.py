@@ -32,9 +32,9 @@ def feed_of(source, **options):
 
 
 def called_at(line, call, function):
-    """Call `function`, and at the given line that it runs in feedline `call`, as a signal handler does.
+    """Call `function`. At the `line`-th line that it runs in feedline, `call` interrupts it like a signal handler.
 
-    Returns whether it runs that number of lines, and what was returned or raised.
+    Returns whether `function` ran that many lines, and what it returned or raised.
     """
     seen, called = 0, False
 
@@ -45,7 +45,7 @@ def called_at(line, call, function):
         seen += event == "line"
         if seen == line:
             called = True
-            call()  # Python traces nothing in here
+            call()  # Python does not trace this call
         return trace
 
     sys.settrace(trace)
@@ -61,7 +61,7 @@ def called_at(line, call, function):
 @pytest.mark.slow
 @pytest.mark.parametrize(("prefetch", "batch"), [(0, 1), (2, 0), (2, 1)])
 def test_close_at_any_line_of_next_ends_the_feed(tmp_path, prefetch, batch):
-    """A signal handler may do so, or a finalizer that the garbage collector runs there."""
+    """A signal handler, or a finalizer that the garbage collector runs, may call `close` at any line."""
     np.save(tmp_path / "x.npy", np.arange(64))
     for line in range(1, 2000):
         feed = feed_of(tmp_path / "x.npy", prefetch=prefetch, reading=Reading(threads=1))
@@ -84,7 +84,7 @@ def test_close_at_any_line_of_next_ends_the_feed(tmp_path, prefetch, batch):
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_state_taken_at_any_line_of_next_resumes_there(prefetch):
-    """A signal handler that saves does so."""
+    """A signal handler that saves a checkpoint takes the state at any line."""
     with feed_of(np.arange(64), prefetch=prefetch, reading=Reading(threads=1)) as feed:
         for line in range(1, 2000):
             states = []
@@ -112,7 +112,7 @@ def test_a_transform_that_asks_for_the_next_batch_gets_an_error_and_may_close_th
     call = []
     feed = feed_of(np.arange(64), prefetch=prefetch, transform=transform)
     assert next(feed).tolist() == ROWS[0]
-    feed.seek(0, 8)  # what was read ahead is read again
+    feed.seek(0, 8)  # drops what was read ahead, so that `transform` runs again
     call.append(lambda: next(feed))
     with pytest.raises(ValueError, match=told):
         next(feed)
@@ -120,7 +120,7 @@ def test_a_transform_that_asks_for_the_next_batch_gets_an_error_and_may_close_th
     assert next(feed).tolist() == ROWS[1]
     feed.seek(0, 16)
     call.append(feed.close)
-    with contextlib.suppress(ValueError):  # the batch may come before
+    with contextlib.suppress(ValueError):  # or the batch comes before the feed is closed
         next(feed)
     with pytest.raises(ValueError, match="the feed is closed"):
         next(feed)

@@ -1,4 +1,4 @@
-"""Files that change or cannot be read: an error that names them, or the policy for bad rows; never a wrong row."""
+"""Files change or cannot be read: an error names them, or the policy for bad rows applies; no row is wrong."""
 
 import json
 import re
@@ -135,13 +135,13 @@ NAMES = {
     "mapped": "the disk fails under a mapped file (EIO)",
     "files": "the disk fails under a file that is not mapped (Parquet, files of a folder)",
 }
-"""Of docs/faults.md."""
+"""{name of a fault in the scripts: its name in docs/faults.md}"""
 
 
 def met(ended, measured):
-    """What a feed said of each fault."""
+    """{fault: what the program printed about it}; notes how long each fault took."""
     assert ended.returncode == 0, ended.stderr
-    assert not [pid for pid in ended.left if pid.isdecimal()]  # these feeds have no shared memory
+    assert not [pid for pid in ended.left if pid.isdecimal()]
     found = {each["fault"]: each for each in map(json.loads, ended.stdout.splitlines())}
     for fault, each in found.items():
         assert each["right"]
@@ -171,7 +171,7 @@ def test_files_that_change_or_cannot_be_opened(start, measured):
 
 @pytest.fixture
 def failing_disk(tmp_path):
-    """A file system in a file, mounted as `disk`. Where the file is truncated, its disk has I/O errors."""
+    """A file system in a file, mounted as `disk`. Truncating the file makes reads of the cut part fail."""
     if shutil.which("mkfs.ext2") is None:
         pytest.skip("mkfs.ext2 is missing (Debian: e2fsprogs)")
     image, folder = tmp_path / "image", tmp_path / "disk"

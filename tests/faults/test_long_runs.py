@@ -1,4 +1,4 @@
-"""Many batches and a thousand feeds: memory, threads, open files and files on disk do not grow."""
+"""Many batches and a thousand feeds: memory, threads, open files and mapped files do not grow."""
 
 import gc
 import os
@@ -25,7 +25,7 @@ BATCHES = 10_000
 
 
 def used():
-    """What a process may use up."""
+    """Counts that would grow if feeds left something behind."""
     gc.collect()
     mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(".npy")]
     return {
@@ -37,7 +37,7 @@ def used():
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_many_batches(prefetch):
-    """benchmarks/claims/memory.py takes 100,000."""
+    """10,000 batches; benchmarks/claims/memory.py takes 100,000."""
     rows = np.arange(1000, dtype=np.int32)
     with Feed(rows, 8, ONE, prefetch=prefetch, reading=Reading(threads=1)) as feed:
         for step, _ in enumerate(feed, start=1):
@@ -48,12 +48,12 @@ def test_many_batches(prefetch):
         assert resident_bytes() - resident < 8 * MIB
         after = used()  # fewer is fine: what earlier tests left may go meanwhile
         assert all(after[kind] <= count for kind, count in before.items()), (before, after)
-        assert feed.statistics().slabs <= slabs + 5  # the loop was never behind all buffers before
+        assert feed.statistics().slabs <= slabs + 5  # all buffers may be full for the first time
         assert feed.get_state()["step"] == BATCHES
 
 
 def settled(measure):
-    """What `measure` gives twice, half a second apart: the threads of a dropped feed end on their own."""
+    """The first result that `measure` gives twice, half a second apart: threads of a dropped feed end later."""
     deadline = time.monotonic() + 30
     while (found := measure()) != (time.sleep(0.5), measure())[1]:
         assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""A link between two hosts that is slow, lossy or cut: training goes on, or ends with the name of a process."""
+"""A slow, lossy or cut link between two hosts: training goes on, or ends and names the process that is silent."""
 
 import re
 import signal
@@ -11,7 +11,7 @@ from runs import Member, await_, begun, ended
 pytestmark = pytest.mark.nightly
 
 ABORT_AFTER_S = 10
-HEARTBEATS_S = 15  # jax ends the others after so long without heartbeats
+HEARTBEATS_S = 15  # after so long without heartbeats of one process, jax ends the others
 SLACK_S = 15
 PORT = 61999
 

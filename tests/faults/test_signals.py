@@ -21,7 +21,7 @@ one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
 
 def lines_until(program, last):
-    """The program's lines of output, up to this one."""
+    """The program's lines of output, up to the line `last`."""
     seen = []
     limit = threading.Timer(PATIENCE_S, program.kill)
     limit.start()
@@ -65,7 +65,7 @@ if __name__ == "__main__":
 
 
 def test_a_program_goes_on_after_it_was_stopped_and_ctrl_c_ends_it_with_its_workers(start, measured):
-    """Slurm stops all processes of a job that makes room for another one, and later lets them go on."""
+    """Slurm stops all processes of a job to make room for another job, and continues them later."""
     program = start(IN_THE_LOOP)
     lines_until(program, "is stopped")
     time.sleep(0.5)  # so that the loop waits for a batch
@@ -95,11 +95,11 @@ if __name__ == "__main__":
 
 
 def test_ctrl_c_while_workers_start(start, measured):
-    """They import jax for seconds, and must not show a traceback each."""
+    """Workers import jax for seconds, and must not each show a traceback meanwhile."""
     program = start(WHILE_WORKERS_START)
     lines_until(program, "starts")
     deadline = time.monotonic() + PATIENCE_S
-    while len(program.processes()) < 4 and time.monotonic() < deadline:  # with Python's resource tracker
+    while len(program.processes()) < 4 and time.monotonic() < deadline:  # program, 2 workers, resource tracker
         time.sleep(0.01)
     time.sleep(0.5)
     ended, seconds = signalled(program, signal.SIGINT)
@@ -141,7 +141,7 @@ def test_a_second_ctrl_c_ends_a_program_whose_close_waits_for_a_read(start, meas
     ended, seconds = signalled(program, signal.SIGINT)
     measured("Ctrl-C twice, while a read hangs", seconds)
     assert ended.returncode == -signal.SIGINT
-    assert seconds < 20  # close waits for 30
+    assert seconds < 20  # less than the 30 s that `close` alone waits
     assert ended.stderr.splitlines()[-1] == "KeyboardInterrupt"
     assert "Exception ignored" not in ended.stderr
     assert ended.left == []

@@ -1,4 +1,4 @@
-"""Reads that hang or are slow: a warning and then an error, with stage, rows, file, stacks and what is ready."""
+"""Reads that hang or are slow: a warning and then an error, with stage, rows, file, stacks and ready batches."""
 
 import os
 import threading
@@ -40,7 +40,7 @@ def feed_of(folder, seconds_of_row=None, **limits):
 def test_a_read_that_hangs_is_warned_of_and_then_raised(folder, caplog):
     with feed_of(folder, stall_warning_s=2, stall_error_s=5) as feed:
         (folder / "40").rename(folder / "file")
-        os.mkfifo(folder / "40")  # to open it waits for a writer
+        os.mkfifo(folder / "40")  # opening a pipe waits for a writer
         rows = [row for _ in range(5) for row in next(feed).tolist()]
         with pytest.raises(
             feedline.StallError, match=r"within Reading.stall_error_s = 5 s: no stage has ad"

@@ -1,6 +1,6 @@
-"""A training process that is stopped, leaves early, never starts or is killed: the others end with its name.
+"""A training process that is stopped, leaves early, never starts or is killed: the others end and name it.
 
-What other tests hold is linked in docs/faults.md.
+docs/faults.md links the tests of other faults.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ from feedline._src.tools.launch import reserved_port
 
 pytestmark = pytest.mark.nightly
 
-HEARTBEATS_S = 15  # jax ends the others after so long without heartbeats
-SLACK_S = 15  # of a loaded machine
+HEARTBEATS_S = 15  # after so long without heartbeats of one process, jax ends the others
+SLACK_S = 15  # more, on a loaded machine
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_a_process_that_stops_or_never_comes_is_named(run, measured):
     await_(lambda: "no answer" in waits.err and "no answer" in waits_too.err, stopped)
     still.signal(signal.SIGCONT)
     step = waits.step
-    await_(lambda: waits.step > step + 3, stopped)  # it survives that
+    await_(lambda: waits.step > step + 3, stopped)  # a short stop ends no process
     again = "feedline: process 1 answered again\n"
     await_(lambda: again in waits.err and again in waits_too.err, stopped)
 
@@ -64,11 +64,11 @@ def test_a_process_that_stops_or_never_comes_is_named(run, measured):
     ended(survivors, began)
     silent = r"feedline: no answer from process {} for 4 s: .*stopped \(SIGSTOP\), swapped out or cut off from "
     *told, other = [len(re.findall(silent.format(1), member.err)) for member in survivors]
-    assert (sorted(told) in ([1, 2], [2, 2]), other) == (True, 0)  # the look of one of them may come too late
+    assert (sorted(told) in ([1, 2], [2, 2]), other) == (True, 0)  # one may end before it reports the second stop
     assert re.search(silent.format(0), stopped_0[1].err)
     assert "no answer" not in still.err + stopped_0[0].err
     for member in survivors:
-        assert member.code in (-signal.SIGABRT, 1)  # 1: of the others the first to end breaks its collective
+        assert member.code in (-signal.SIGABRT, 1)  # 1: another survivor ended first, so its collective failed
         assert member.ended_s < HEARTBEATS_S + SLACK_S
     measured("it stops for ever (SIGSTOP), or is swapped out", max(waits.ended_s, waits_too.ended_s))
     measured("process 0 stops for ever", stopped_0[1].ended_s)
@@ -81,8 +81,8 @@ def test_a_process_that_stops_or_never_comes_is_named(run, measured):
 
 
 def test_a_process_that_ends_early_raises_or_is_killed_is_named(run, measured):
-    """Six runs."""
-    killed = {  # by name: the process that is killed, and the run
+    """Six runs: in one a process leaves early, in two it raises, in three it is killed."""
+    killed = {  # {fault: (the process that is killed, the run)}
         "it is killed while others wait in a collective over Gloo": (
             1,
             run("in a collective", ["train"], ["train"]),
@@ -123,7 +123,7 @@ def test_a_process_that_ends_early_raises_or_is_killed_is_named(run, measured):
 
 
 def others_end(members, others):
-    """Wait until all have ended. Returns after how many seconds the last of these processes did."""
+    """Wait until all have ended. Returns the seconds until the last of `others` had ended."""
     ended(members, time.monotonic())
     seconds = max(members[other].ended_s for other in others)
     assert seconds < HEARTBEATS_S + SLACK_S

@@ -1,4 +1,4 @@
-"""Faults of worker processes: how soon they are told, and that nothing is left."""
+"""Faults of worker processes: an error comes soon and says what happened, and no process is left."""
 
 import json
 import re
@@ -49,7 +49,7 @@ def test_stopped_workers_do_not_hold_up_close_or_exit(start, measured):
     began_and_ended = start(STOPPED).end()
     assert (began_and_ended.returncode, began_and_ended.stderr, began_and_ended.left) == (0, "", [])
     closed = re.search(r"CLOSED (\S+) LEFT \[\]", began_and_ended.stdout)
-    assert float(closed[1]) < 40  # 5 s on a quiet machine; one worker after the other took 50 s
+    assert float(closed[1]) < 40  # 5 s on a quiet machine; 50 s when `close` ended one worker after the other
     measured("workers are stopped, and the feed is closed", float(closed[1]))
 
 
@@ -137,7 +137,7 @@ def test_a_worker_that_ends_is_told_within_seconds(start, measured):
     seen = [json.loads(line) for line in ended.stdout.splitlines()]
     assert [fault for fault, *_ in seen] == [*MEANT]
     for fault, taken, seconds, told in seen:
-        # on a busy machine a process that ends has made some that it has not sent
+        # on a busy machine, a worker that ends may have made batches that it has not sent yet
         assert taken in (range(12, 21) if fault in ("killed", "exits with 0") else (20,))
         assert re.match(MEANT[fault], told), told
         assert seconds < 30  # about 1 s on a quiet machine

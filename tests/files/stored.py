@@ -19,7 +19,7 @@ def npy(array):
 
 
 def array_record(path, records=RECORDS):
-    """An ArrayRecord file, written to a path. Of records of one size, its size does not depend on them."""
+    """Write an ArrayRecord file, whose size depends only on the lengths of its records. Returns its bytes."""
     writer = ArrayRecordWriter(str(path), "group_size:1,uncompressed")
     for record in records:
         writer.write(record)

@@ -1,4 +1,4 @@
-"""The cache on local disk: damage, limits, several processes, kills, and folders that are deleted while in use."""
+"""The cache on local disk: damage, limits, full disks, several users at once, and folders deleted while in use."""
 
 import concurrent.futures
 import contextlib
@@ -97,11 +97,11 @@ def test_a_failed_fetch_of_a_whole_file_holds_up_nobody_while_its_error_is_kept(
     with pytest.raises(feedline.FeedError, match="it no longer exists") as kept:
         files[0].with_path(str)
     assert waiting[0].result(PATIENCE_S) == files[2].with_path(lambda local: Path(local).read_bytes()) == b"bytes"
-    assert kept.tb is not None  # as a notebook keeps the last one
+    assert kept.tb is not None  # the error and its frames live on, as in a notebook
 
 
 def test_a_file_that_another_thread_is_creating_is_neither_deleted_nor_begun_again(tmp_path, monkeypatch):
-    """Which would lose blocks that were fetched, or damage a whole file."""
+    """Either would lose blocks that were fetched, or damage a whole file."""
     cache, data, asked = Cache(str(tmp_path), 1 << 20), os.urandom(5000), []
     first, second = (CachedRange(cache, Given("x", Version(5000, "tag"), data, asked), 0, 5000) for _ in "ab")
     usual, creating, go_on = CacheFile.begin, threading.Event(), threading.Event()
@@ -226,7 +226,7 @@ class Given(NamedTuple):
 
 
 def test_threads_that_use_a_cache_do_not_mind_that_it_is_deleted(tmp_path):
-    """Another program may delete the folder before each of their system calls."""
+    """Another program may delete the folder before each system call of these threads."""
     folder = str(tmp_path / "cache")
     cache = Cache(folder, 100_000)
 
@@ -238,7 +238,7 @@ def test_threads_that_use_a_cache_do_not_mind_that_it_is_deleted(tmp_path):
             try:
                 whole = CachedRange(cache, Given(f"{i % 40}", Version(5000, "tag"), data, []), 0, 5000).whole()
                 assert os.pread(whole.descriptor, 5000, 0) == data
-            except feedline.FeedError as error:  # it takes longer than the deletion of the folder, each time
+            except feedline.FeedError as error:  # the folder was deleted during each of its attempts
                 assert "must stay as they are" in str(error)  # noqa: PT017
             Cache(folder, None)
 

@@ -23,7 +23,7 @@ from feedline._src.files.store import Url
 
 @pytest.fixture
 def source(store, options):
-    """Its name must not be taken for an error of credentials."""
+    """Its address contains "credentials", which must not make errors look like errors of credentials."""
     store.objects["/credentials/x.npy"] = npy(ROWS)
     return feedline.open_source(f"{store.url}/credentials/x.npy", store=options)
 
@@ -53,7 +53,7 @@ def test_a_store_that_is_gone_for_a_while_costs_waiting_and_is_named_in_the_log(
     monkeypatch.setattr("feedline._src.files.client._WARN_AFTER_S", 0.1)
     store.fault = lambda *request: None if caplog.messages else 503
     read_all(source)
-    (failing,) = caplog.messages  # once a minute
+    (failing,) = caplog.messages  # one message: at most one a minute is logged
     expected = (
         r"a store has failed for \d+ s, and is asked again until it has failed for 100 s: http.*: 503 Service "
     )
@@ -78,7 +78,7 @@ def test_an_answer_that_trickles_is_given_up_and_a_slow_one_is_not(store, option
     store.objects["/x.bin"] = bytes(5 << 20)
     url = Url.parse(f"{store.url}/x.bin")
     version = fetcher().run(client_of(url.base, 0.0).version(url.key)).result()
-    store.bytes_s = 1 << 20  # five seconds
+    store.bytes_s = 1 << 20  # so the answer takes five seconds
     assert len(fetcher().run(RemoteObject(url, version, 0.0).fetch(0, 5 << 20)).result()) == 5 << 20
     store.fault = lambda *request: "trickle"
     monkeypatch.setattr("feedline._src.files.client._SHORTEST_S", 1.0)
@@ -107,7 +107,7 @@ def test_a_slow_answer_that_is_cut_is_asked_for_again_however_long_it_took(store
 @pytest.mark.slow
 def test_a_feed_continues_from_its_state_after_a_store_was_gone_for_too_long(store, tmp_path, sharding):
     """Batches before the outage are delivered, then the error; a new feed continues, and each row comes once."""
-    rows = np.repeat(np.arange(24, dtype=np.uint8), BLOCK).reshape(24, -1)  # a block each
+    rows = np.repeat(np.arange(24, dtype=np.uint8), BLOCK).reshape(24, -1)  # each row is a block
     store.objects["/x.npy"] = npy(rows)
     options = feedline.Store(cache=tmp_path, cache_bytes=32 * BLOCK, patience_s=0.3)
     reading = feedline.Reading(threads=1, buffer=1)
@@ -162,16 +162,16 @@ def test_lasting_faults_are_errors_at_once_and_no_bad_rows(store, source, fault,
         source[0]
     assert not isinstance(caught.value, feedline.RowError)
     assert caught.value.file == f"{store.url}/credentials/x.npy"
-    assert time.monotonic() - began < 30  # retries go on for longer
+    assert time.monotonic() - began < 30  # retries would take longer
 
 
 @pytest.mark.parametrize(
-    ("host", "cause"),  # no name has 64 letters, so no server is asked for it
+    ("host", "cause"),  # a name has at most 63 letters, so no server is asked for "s" * 64
     [("127.0.0.1:{port}", "connection refused"), ("s" * 64, "the name of the host does not resolve")],
 )
 def test_a_store_that_cannot_be_reached_is_told_long_before_the_patience_ends(host, cause, tmp_path, monkeypatch):
     monkeypatch.setattr("feedline._src.files.client._UNREACHABLE_S", 0.3)
-    with socket.socket() as unused:  # bound, so that nobody else takes it; without listen, it refuses
+    with socket.socket() as unused:  # takes the port; without `listen`, connections are refused
         unused.bind(("127.0.0.1", 0))
         url = f"http://{host.format(port=unused.getsockname()[1])}/x.npy"
         expected = rf"must be reachable when it is opened, and {url} failed for \d+ s, last with: {cause}; check"
@@ -181,16 +181,16 @@ def test_a_store_that_cannot_be_reached_is_told_long_before_the_patience_ends(ho
 
 def test_a_server_that_answered_once_may_be_away_for_as_long_as_the_patience(options, monkeypatch):
     monkeypatch.setattr("feedline._src.files.client._UNREACHABLE_S", 0.1)
-    with socket.socket() as held:  # so that nobody else takes the port meanwhile; without listen, it refuses
+    with socket.socket() as held:  # keeps the port; without `listen`, connections are refused
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]
         with serving({"/x.npy": npy(ROWS)}, port) as store:
             source = feedline.open_source(f"{store.url}/x.npy", store=options)
-            store.fault = lambda *request: "drop"  # the connections that are open
+            store.fault = lambda *request: "drop"  # this ends the open connections
         before = fetcher().counts.retries
         reading = spawn(lambda: read_all(source))
-        while fetcher().counts.retries < before + 16:  # of four requests: after more than a tenth of a second
+        while fetcher().counts.retries < before + 16:  # 4 retries of 4 requests: longer than 0.1 s
             assert not reading.done()
             time.sleep(0.01)
         with serving({"/x.npy": npy(ROWS)}, port):
@@ -201,7 +201,7 @@ def test_a_replaced_object_is_an_error(store, source):
     np.testing.assert_array_equal(source[0], ROWS[0])
     before = etag(store.objects["/credentials/x.npy"]).strip('"')
     store.objects["/credentials/x.npy"] = npy(ROWS[::-1])
-    np.testing.assert_array_equal(source[1], ROWS[1])  # of the same block: the old version
+    np.testing.assert_array_equal(source[1], ROWS[1])  # of the old version, whose block is in the cache
     with pytest.raises(feedline.FeedError, match=rf"not change .* its ETag changed from {before} to .* since"):
         source[4999]
     store.objects["/credentials/x.npy"] = npy(ROWS[:10])
@@ -211,7 +211,7 @@ def test_a_replaced_object_is_an_error(store, source):
 
 def test_a_late_answer_is_asked_for_a_second_time(store, source, monkeypatch):
     file, slow = source._opened[0], []
-    for row in range(0, 5000, 40):  # small samples, until the usual time is known
+    for row in range(0, 5000, 40):  # enough small requests to know the usual time of one
         file.samples([(row * 3000, 99)])
     monkeypatch.setattr(hedging, "_SHARE", 0.1)
 
@@ -292,7 +292,7 @@ def test_after_a_failure_a_store_that_had_answered_may_again_be_away_for_as_long
 
 
 def test_a_request_that_has_ended_is_not_taken_for_one_in_flight(monkeypatch):
-    """Else who reads a file that was deleted since then would look for it in vain again and again."""
+    """Otherwise, if its file was deleted since, a reader would look for the file in vain again and again."""
     begun, go_on, usual, requests = threading.Event(), threading.Event(), InFlight._done, InFlight()
 
     async def fetched():

@@ -138,7 +138,7 @@ def test_threads_that_need_one_value_read_it_once():
 
 def test_after_a_fork_no_thread_waits_for_a_lock_of_the_parent(monkeypatch):
     class Slow(LruCache):
-        """Another thread may run after each attribute that is set."""
+        """A cache that another thread uses as soon as `_process` is set."""
 
         def __setattr__(self, name, value):
             super().__setattr__(name, value)

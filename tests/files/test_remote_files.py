@@ -1,4 +1,4 @@
-"""Files in a store: the bytes of the object, whatever happens to the cache; and what is asked of the store."""
+"""Files in a store have the bytes of the object, whatever happens to the cache, and cost no needless requests."""
 
 import asyncio
 import contextlib
@@ -50,7 +50,7 @@ def opened(url, options):
 
 
 def opened_elsewhere(url, options):
-    """With a `Cache` of its own over the folder, as another process has."""
+    """Open the object with another `Cache` over the same folder, as another process does."""
     return opened(url, dataclasses.replace(options, cache_bytes=options.cache_bytes + 1))
 
 
@@ -70,7 +70,7 @@ def reads_all(file, seed=1):
 
 
 def cache_files(folder):
-    """Of blocks, not those of samples."""
+    """The files of the cache that hold blocks, not those that hold samples."""
     with contextlib.suppress(FileNotFoundError):
         return [path for path in Path(folder).rglob("*") if path.is_file() and path.stat().st_size >= BLOCK // 2]
     return []
@@ -142,7 +142,7 @@ def shorter_and_longer(path):
     size = path.stat().st_size
     os.truncate(path, 9)
     os.truncate(path, size)
-    os.utime(path, ns=(1, 1))  # whatever the resolution of the clock
+    os.utime(path, ns=(1, 1))  # another time, however coarse the clock is
 
 
 DAMAGE = {
@@ -187,7 +187,7 @@ def test_a_mapped_object_is_fetched_again_where_its_files_are_damaged(store, opt
         assert source._opened[0].memory() is not None
         for path in cache_files(options.cache)[:1]:
             DAMAGE.get(damage, overwritten)(path)
-        for _ in range(6 if damage == "truncated and longer again" else 0):  # each read looks at one piece
+        for _ in range(6 if damage == "truncated and longer again" else 0):  # each read checks one piece
             source.read(order, out)
 
 
@@ -238,7 +238,7 @@ def test_a_closed_source_gives_up_its_requests_and_is_read_again(store, url, opt
 
 
 def is_quiet():
-    """Whether no request is in flight. One that is repeated after errors would be for the patience: 100 s."""
+    """Whether no request is in flight. A request that is repeated after errors stays in flight for 100 s."""
     return not asyncio.all_tasks(fetcher()._loop)
 
 
@@ -289,7 +289,7 @@ print("mapped", mapped)
 @pytest.mark.parametrize("pieces", ["one", "several"])
 @pytest.mark.parametrize("pure", ["0", "1"])
 def test_no_process_dies_whoever_deletes_and_truncates_files_of_the_cache(store, tmp_path, pieces, pure):
-    """Three processes read, and two more of them are killed again and again, while files are destroyed."""
+    """Three processes read and a fourth is killed, while files of the cache are truncated and deleted."""
     store.objects["/x.bin"] = DATA
     data = np.frombuffer(DATA, np.uint8)
     np.save(tmp_path / "rows.npy", data)
@@ -337,7 +337,7 @@ def test_no_process_dies_whoever_deletes_and_truncates_files_of_the_cache(store,
 
 @pytest.mark.slow
 def test_a_process_that_is_killed_while_it_writes_leaves_no_wrong_block(store, url, tmp_path):
-    """It is stopped inside its second block: half of its bytes are there, and no mark."""
+    """It is killed inside its second block: half of the block's bytes are there, and no mark."""
     script = """
 import os, sys, numpy as np, feedline
 from feedline._src.files.files import Files
@@ -389,9 +389,9 @@ os.wait()
 
 @pytest.mark.parametrize("late", [False, True])
 def test_after_an_error_nothing_more_is_asked_for(store, options, monkeypatch, late):
-    """One part of an object is gone, and others would be asked for again while the patience lasts.
+    """A request for one part fails at once (404); requests for other parts (503) would be repeated for 100 s.
 
-    Late: the thread of the other object begins its requests once those of all objects were cancelled.
+    Late: the thread of the other object begins its requests after those of all objects were cancelled.
     """
     for name in "ab":
         store.objects[f"/{name}.bin"] = bytes(12 << 20)
@@ -457,7 +457,7 @@ def test_a_file_of_the_cache_that_always_changes_is_an_error(store, records, opt
 
     with pytest.raises(feedline.FeedError, match=r"of a cache must .*0\.array_record were changed .* 10 times"):
         file.with_path(truncates)
-    with pytest.raises(ValueError, match="invalid literal"):  # of the file, not of the cache
+    with pytest.raises(ValueError, match="invalid literal"):  # of `int`, not of the cache
         file.with_path(int)
     assert file.with_path(lambda local: Path(local).read_bytes()) == store.objects["/0.array_record"]
 
@@ -485,7 +485,7 @@ def test_a_cache_as_large_as_a_file_is_enough(store, tmp_path):
 
 @pytest.mark.parametrize("name", ["x.bin", "0.array_record"])
 def test_sources_that_begin_with_an_empty_cache_all_read(store, records, tmp_path, name):
-    """Each has a cache of its own, as another process has, and stays open. An object is fetched about once."""
+    """Each source has its own `Cache` over one folder, as in another process. A whole file is fetched once."""
     store.objects["/x.bin"] = DATA
     store.latency_s = 0.1
     data = store.objects[f"/{name}"]

@@ -35,7 +35,7 @@ def test_a_feed_gives_the_batches_of_the_local_files(store, tmp_path, monkeypatc
         for _ in range(10):
             jax.tree.map(np.testing.assert_array_equal, next(remote), next(local))
         state = remote.get_state()
-        requests = len(store.requests)  # others may follow
+        requests = len(store.requests)  # more may follow
         asked = remote.statistics()
     assert asked.stores["requests"] >= requests > 0
     assert asked.stores["fetched_bytes"] > ROWS.nbytes // 2
@@ -75,7 +75,7 @@ def test_adjacent_blocks_are_fetched_together_many_at_a_time_and_once(store, opt
 
 def test_sources_that_evict_each_other_are_mapped_and_read_in_turns(store, tmp_path):
     store.objects |= {"/a.npy": npy(ROWS), "/b.npy": npy(ROWS[::-1])}
-    options = feedline.Store(cache=tmp_path, cache_bytes=10 * BLOCK)  # one of them, and a part of the other
+    options = feedline.Store(cache=tmp_path, cache_bytes=10 * BLOCK)  # for one object and a part of the other
     sources = [feedline.open_source(f"{store.url}/{name}.npy", store=options) for name in "ab"]
     mapped = []
 
@@ -95,7 +95,7 @@ def test_sources_that_evict_each_other_are_mapped_and_read_in_turns(store, tmp_p
 
 @pytest.mark.skipif(library() is None, reason="nothing of a store is mapped")
 def test_a_truncated_piece_of_a_mapped_object_gives_no_zeros(store, tmp_path):
-    """The last page of the rest is readable, and zero beyond its end."""
+    """The last page of a truncated file stays readable, with zeros behind the end of the file."""
     store.objects["/x.npy"] = npy(ROWS)
     options = feedline.Store(cache=tmp_path, cache_bytes=64 << 20)  # eight pieces of one block
     source, out = feedline.open_source(f"{store.url}/x.npy", store=options), np.empty((4, 3000), np.uint8)
@@ -124,7 +124,7 @@ def test_rows_are_fetched_before_they_are_read(store, tmp_path, sharding):
         go_on = threading.Event()
         store.fault = lambda *request: (store.most_at_once >= 30 and go_on.set()) or (arrived(go_on) and None)
         next(feed)
-        assert store.most_at_once >= 30  # of five batches, before the first has come
+        assert store.most_at_once >= 30  # of several batches, before the first one comes
     fetched = {block for start, stop in store.gets() for block in range(start // BLOCK, stop // BLOCK)}
     assert set(np.asarray(expected).tolist()) <= fetched
 
@@ -178,12 +178,12 @@ def test_objects_and_globs(parts, options):
     with pytest.raises(FileNotFoundError, match=r"no object matches gs://corpus/train/\*\.npz"):
         feedline.open_source("gs://corpus/train/*.npz", store=options)
     parts.objects["/corpus/train//part-3.npy"] = b""
-    with pytest.raises(feedline.FeedError, match="must list no key with an empty part"):  # at once
+    with pytest.raises(feedline.FeedError, match="must list no key with an empty part"):  # without retries
         feedline.open_source("gs://corpus/train/part-*.npy", store=feedline.Store(cache=options.cache))
 
 
 def test_objects_of_azure(bucket, options, monkeypatch):
-    """`az://`, as far as the server answers it: objects and ranges, and no listings."""
+    """`az://`, as far as the test server supports it: objects and ranges, but no listings."""
     names = ("STORAGE_ACCOUNT_NAME", "STORAGE_ENDPOINT", "SKIP_SIGNATURE")
     for name, value in zip(names, ("ours", bucket.url, "true"), strict=True):
         monkeypatch.setenv(f"AZURE_{name}", value)

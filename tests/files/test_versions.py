@@ -1,4 +1,4 @@
-"""Versions of objects: strong ETags and dates of an earlier minute; objects without are refused."""
+"""Versions of objects: strong ETags and dates of an earlier minute; objects with neither are refused."""
 
 import email.utils
 import pickle
@@ -16,7 +16,7 @@ def date(age_s):
 
 
 def of_date_and_size(age_s):
-    """The headers of nginx."""
+    """Headers as nginx sends them: the ETag consists of date and size."""
 
     def headers(data):
         at = int(time.time() - age_s)
@@ -45,9 +45,9 @@ def test_an_object_without_a_strong_version_is_refused(store, options, bucket, v
     ids=["a date", "a weak ETag and a date", "an ETag of date and size"],
 )
 def test_a_date_of_an_earlier_minute_is_a_version(store, options, validators):
-    """Whatever is written later has a later date."""
+    """The date tells versions apart: whatever is written later has a later date."""
     store.objects["/x.npy"] = npy(ROWS[:10])
-    sent = validators(store.objects["/x.npy"])  # once: a second later, the date of 90 s ago is another one
+    sent = validators(store.objects["/x.npy"])  # made once: a second later, "90 s ago" would be another date
     store.validators = lambda data: sent
     source = feedline.open_source(f"{store.url}/x.npy", store=options)
     np.testing.assert_array_equal(source[3], ROWS[3])

@@ -16,7 +16,7 @@ ROWS = np.arange(600, dtype=np.int32).reshape(200, 3)
 
 
 def npy(header, version=(1, 0), data=bytes(48), length=None):
-    """A file with any header."""
+    """The bytes of a `.npy` file with this header."""
     text = header.encode("latin1")
     size = struct.pack("<H" if version[0] == 1 else "<I", len(text) if length is None else length)
     return b"\x93NUMPY" + bytes(version) + size + text + data
@@ -121,7 +121,7 @@ def compressed(path, members):
 
 
 def flipped(path, save, place, value):
-    """An archive with other bytes, at this place of its data."""
+    """Write an archive, in which `value` replaces the bytes from `place(data)` on."""
     save(path, x=ROWS, y=ROWS)
     data = bytearray(path.read_bytes())
     at = place(data)
@@ -175,7 +175,7 @@ def test_many_files_are_checked_in_turn(tmp_path):
         np.save(tmp_path / f"{i:02}.npy", ROWS)
     source = feedline.open_source(tmp_path / "*.npy")
     np.save(tmp_path / "07.npy", ROWS + 1)
-    os.utime(tmp_path / "07.npy", ns=(1, 1))  # whatever the resolution of the clock
+    os.utime(tmp_path / "07.npy", ns=(1, 1))  # another time, however coarse the clock is
     with pytest.raises(FeedError, match=r"it was written to .*07\.npy"):
         [read_rows(source, [3]) for _ in range(5)]
 

@@ -1,4 +1,4 @@
-"""ArrayRecord files of one size, against the arrays that they were written from."""
+"""ArrayRecord files of records of one size, against the arrays that they were written from."""
 
 import jax
 import numpy as np
@@ -24,7 +24,7 @@ def test_groups_of_records_read_the_same_and_warn(tmp_path, is_source_of):
     with pytest.warns(UserWarning, match=r"x\.array_record was written in groups of 64 .* 'group_size:1'") as told:
         source = feedline.open_source(tmp_path / "x.array_record", dtype=RECORD)
     assert told[0].filename == __file__
-    with pytest.warns(UserWarning, match="groups of 64"):  # unpickled, it opens the file again
+    with pytest.warns(UserWarning, match="groups of 64"):  # the unpickled source opens the file again
         is_source_of(source, {"image": records["image"], "label": records["label"]})
 
 
@@ -42,7 +42,7 @@ def test_closing_a_source_does_not_disturb_a_read_of_another_thread(tmp_path):
     write_records(tmp_path / "x.array_record", [b"abc", b"de"])
     source = feedline.open_source(tmp_path / "x.array_record")
     assert source[0] == b"abc"
-    reader = source._tables[0].close.__self__._opened[1]  # as another thread has it
+    reader = source._tables[0].close.__self__._opened[1]  # what another thread reads from
     source.close()
     assert reader.read([1]) == [b"de"]
     assert source[1] == b"de"

@@ -23,7 +23,7 @@ GIVEN = {"dtype": np.int8, "window": 2, "columns": ["x"], "cache_bytes": 1, "mis
 
 
 def files_of(path):
-    """A file, those of a folder, and another of the same name that belongs to it."""
+    """The files of this stem, such as .bin and .idx; if one of them is a folder, the files in it."""
     found = [file for one in sorted(path.parent.glob(f"{path.stem}.*")) for file in (one, *one.rglob("*"))]
     return [file for file in found if file.is_file()]
 
@@ -38,7 +38,7 @@ class Local:
         return str(path)
 
     def put(self, path):
-        """Files were written, to this path or below it."""
+        """Does nothing: the files already lie where they are opened."""
 
     def remove(self, path):
         for file in files_of(path):
@@ -97,7 +97,7 @@ def put(case, place, path, rows=slice(None)):
 
 
 def read_elsewhere(variables, sent, rows):
-    """What another process reads, whose environment says where the store is."""
+    """Read rows of a pickled source in another process; `variables` say where the store is."""
     os.environ |= variables
     clients.clear()
     return read_rows(pickle.loads(sent), rows)
@@ -131,7 +131,7 @@ def test_any_rows_in_any_order(case, place, tmp_path):
     reads_as(source, case.expected)
     source.close()
     rows = np.random.default_rng(0).permutation(COUNT)
-    same(read_rows(source, rows), case.expected(rows))  # by the next feed
+    same(read_rows(source, rows), case.expected(rows))  # a closed source serves the next feed
 
 
 def test_another_process_reads_the_same(case, place, tmp_path, worker):
@@ -169,7 +169,7 @@ def test_columns_are_chosen_and_named(case, place, tmp_path):
     whole = case.rows if isinstance(case.rows, dict) else {"named": case.rows}
     for name, column in whole.items():
         found = read_rows(opened(case, place, path, columns=[name]), rows)
-        if isinstance(found, list):  # bytes, or a dict of them
+        if isinstance(found, list):  # each record is bytes, or a dict of bytes
             found = {name: [record[name] if isinstance(record, dict) else record for record in found]}
         assert found.keys() == {name}
         np.testing.assert_array_equal(found[name], [column[row] for row in rows])
@@ -181,7 +181,7 @@ def test_columns_are_chosen_and_named(case, place, tmp_path):
 
 
 def test_the_identity_is_that_of_the_rows(case, place, tmp_path):
-    """A copy elsewhere has it, on a disk as in a store; other rows have another."""
+    """A local copy has the identity of its original, on a disk or in a store; other rows have another identity."""
     path = put(case, place, tmp_path / "data" / f"x{case.suffix}")
     source = opened(case, place, path)
     assert str(tmp_path) not in str(source.identity)
@@ -212,7 +212,7 @@ def _rewritten(case, place, path):
         shutil.rmtree(path)
     put(case, place, path, slice(None, None, -1))
     if path.is_file():
-        os.utime(path, ns=(1, 1))  # whatever the resolution of the clock
+        os.utime(path, ns=(1, 1))  # another time, however coarse the clock is
 
 
 def _replaced(case, place, path):
@@ -235,11 +235,11 @@ CHANGES = {"rewritten": _rewritten, "replaced": _replaced, "truncated": _truncat
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_file_that_changes_is_no_bad_row(case, place, tmp_path, change):
-    """The rows stay those that they were, or there is an error of the file. Another process has that error."""
+    """A read returns the old rows, or raises an error of the file. Another process always raises that error."""
     path = put(case, place, tmp_path / "data" / f"x{case.suffix}")
     source = opened(case, place, path)
     same(source[3], case.row(3))
-    assert source.identity  # as a feed asks for it
+    assert source.identity  # a feed asks for it, too
     sent = pickle.dumps(source)
     CHANGES[change](case, place, path)
     rows, failure = np.arange(COUNT), None
@@ -254,7 +254,7 @@ def test_a_file_that_changes_is_no_bad_row(case, place, tmp_path, change):
         if not path.is_dir():  # chunks of Zarr that changed are not noticed
             same(found, case.expected(rows))
     if failure is not None:
-        assert type(failure) is feedline.FeedError  # a RowError could be replaced by another row
+        assert type(failure) is feedline.FeedError  # another row could be substituted for one with a RowError
         assert "while a feed reads it" in str(failure)
 
 
@@ -281,7 +281,7 @@ DAMAGED = [*(("local", damage) for damage in DAMAGE), ("store", "half"), ("store
 
 @pytest.mark.parametrize(("place", "damage"), DAMAGED, indirect=["place"])
 def test_a_damaged_file_is_an_error_with_its_name(case, place, tmp_path, damage):
-    """When it is opened or when a row is read. Whatever is returned of a file that was cut is what was written."""
+    """The error comes at opening or at a read. A file that was cut, or has checksums, gives no wrong row."""
     path = tmp_path / "data" / f"x{case.suffix}"
     case.write(path, slice(None))
     for file in files_of(path):

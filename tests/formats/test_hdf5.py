@@ -157,7 +157,7 @@ def test_other_threads_use_h5py_while_bytes_are_fetched(tmp_path, store, options
     """Garbage collection on any thread may need h5py's lock, which must be free while the object is fetched."""
     path = written(tmp_path / "x.h5", x={"data": IMAGE, "chunks": (7, 2, 2)})
     store.objects["/x.h5"] = path.read_bytes()
-    store.fault = lambda *request: h5py.File(path).close()  # on the thread that answers
+    store.fault = lambda *request: h5py.File(path).close()  # on the server's thread
     source = feedline.open_source(f"{store.url}/x.h5", store=options)
     np.testing.assert_array_equal(source[9]["x"], IMAGE[9])
 

@@ -1,4 +1,4 @@
-"""JSON lines: what `json` reads of each line, as arrays or dicts; lines and files that are none."""
+"""JSON lines become arrays or dicts of what `json` reads; other lines and files are refused."""
 
 import functools
 import json
@@ -63,7 +63,7 @@ VALUES = st.fixed_dictionaries({
 @settings(max_examples=60)
 @given(st.lists(VALUES, min_size=1, max_size=20), st.sampled_from(["\n", "\r\n", " \n\n\t\r\n"]), st.booleans())
 def test_any_lines_however_they_end(tmp_path_factory, values, end, ascii):
-    """Also a byte order mark, blank lines, and no line break at the end."""
+    """Also with a byte order mark, with blank lines, and without a line break at the end."""
     path = tmp_path_factory.mktemp("lines") / "x.jsonl"
     text = "\n" + end.join(json.dumps(value, ensure_ascii=ascii) for value in values)
     path.write_bytes(text.encode("utf-8-sig" if ascii else "utf-8"))
@@ -104,7 +104,7 @@ def test_a_line_that_does_not_fit_is_a_bad_row(tmp_path, line, message, text, mo
 
 
 def test_values_fit_whatever_the_others_are(tmp_path):
-    """Not a number, infinite, and beyond int64 and uint64 in a field of float64."""
+    """A field of float64 takes NaN, infinity, and integers beyond int64 and uint64."""
     lines = ['{"x": 0.5}', '{"x": NaN}', '{"x": -Infinity}', '{"x": 9223372036854775808}', f'{{"x": {10**20}}}']
     source = feedline.open_source(written(tmp_path / "x.jsonl", lines))
     together = read_rows(source)["x"]

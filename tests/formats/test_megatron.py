@@ -10,7 +10,7 @@ import feedline
 
 CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6, "float32": 7, "uint16": 8}
 DOCUMENTS = [[[1, 2, 3], [4]], [[5, 6]], [[]], [[7, 8, 9, 10], [11], [12, 13]]]
-"""Documents of sequences of tokens."""
+"""Four documents: each is a list of sequences, and a sequence is a list of tokens."""
 
 
 def index_of(documents, dtype, modes=False):
@@ -44,7 +44,7 @@ def pair(folder, documents=DOCUMENTS, dtype="uint16", name="corpus", modes=False
 
 
 def check(source, dtype=np.uint16, documents=DOCUMENTS):
-    """Whether the rows of a `Ragged` are the documents."""
+    """Assert that the rows of a `Ragged` are the documents."""
     assert len(source) == len(documents)
     for row, document in enumerate(documents):
         tokens = [token for sequence in document for token in sequence]
@@ -85,7 +85,7 @@ def test_a_shard_without_documents_counts_none(tmp_path):
 
 
 def test_another_process_reads_the_same_pair_or_none(tmp_path):
-    source = feedline.Ragged({"tokens": pair(tmp_path, name="[1]corpus")}, pad_to=(8,))  # no glob: there is a file
+    source = feedline.Ragged({"tokens": pair(tmp_path, name="[1]corpus")}, pad_to=(8,))  # a name, not a glob
     assert source.picklable
     sent = pickle.dumps(source)
     check(pickle.loads(sent))
@@ -94,7 +94,7 @@ def test_another_process_reads_the_same_pair_or_none(tmp_path):
         pickle.loads(sent)
 
 
-GOOD = index_of(DOCUMENTS, "uint16")  # of 7 sequences: header, lengths, offsets, first sequences of documents
+GOOD = index_of(DOCUMENTS, "uint16")  # header, 7 lengths, 7 offsets, first sequence of each document
 LENGTHS, PLACES, FIRSTS = 34, 34 + 4 * 7, 34 + 12 * 7
 
 
@@ -115,7 +115,7 @@ LENGTHS, PLACES, FIRSTS = 34, 34 + 4 * 7, 34 + 12 * 7
 )
 def test_a_damaged_index_is_refused(tmp_path, data, match):
     path = pair(tmp_path)
-    if isinstance(data, tuple):  # the place of a byte, and its value
+    if isinstance(data, tuple):  # (offset of a byte, its new value)
         data = GOOD[: data[0]] + bytes([data[1]]) + GOOD[data[0] + 1 :]
     path.write_bytes(data)
     with pytest.raises(ValueError, match=rf"corpus\.idx cannot be read as an \.idx of Megatron-LM: .*{match}"):

@@ -1,4 +1,4 @@
-"""Index files: made once, found again, made again when stale or damaged, whoever makes them at once."""
+"""An index file is made once, and again when stale or damaged; several processes may make it at the same time."""
 
 import json
 import os
@@ -133,8 +133,8 @@ def test_an_index_that_changes_in_use_is_made_again(path):
         change()
         source.close()
         assert [source[i] for i in range(3)] == RECORDS
-    path.write_bytes(encoded(RECORDS[::-1]))  # the index is made again of the same file only
-    os.utime(path, ns=(1, 1))  # whatever the resolution of the clock
+    path.write_bytes(encoded(RECORDS[::-1]))  # it changed, so its index is not made again
+    os.utime(path, ns=(1, 1))  # another time, however coarse the clock is
     index.unlink()
     source.close()
     with pytest.raises(feedline.FeedError, match="must not change"):
@@ -155,7 +155,7 @@ def test_whoever_makes_it_at_once_reads_right_records(path, monkeypatch):
 
 
 def test_an_index_that_five_other_processes_replace_is_read(path, monkeypatch):
-    """Each of them writes an equal one after this process has looked at the last one, and before it reads."""
+    """Each replaces it by an equal one, after this process has opened the last one and before it reads from it."""
     source = feedline.open_source(path)
     real, left = record_index.IndexedFile._open_index, [*range(5)]
 
@@ -165,7 +165,7 @@ def test_an_index_that_five_other_processes_replace_is_read(path, monkeypatch):
         if left:
             index.unlink()
             index.write_bytes(content)
-            os.utime(index, ns=(left[-1], left.pop()))  # whatever the resolution of the clock
+            os.utime(index, ns=(left[-1], left.pop()))  # another time, however coarse the clock is
         return found
 
     monkeypatch.setattr(record_index.IndexedFile, "_open_index", open_and_replace)

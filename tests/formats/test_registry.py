@@ -19,7 +19,7 @@ def test_no_two_formats_share_a_suffix():
 
 
 def test_the_table_in_the_docs_and_the_extras_of_the_package():
-    """Suffixes, options and extras of docs/formats.md."""
+    """docs/formats.md has the suffixes, options and extras that formats declare; pyproject.toml has the extras."""
     options, extras = {}, {}
     for row in re.findall(r"^\| (`\..*) \|$", PAGE, re.MULTILINE):
         suffixes, _, takes, _, needs = (cell.strip() for cell in row.split("|"))

@@ -92,7 +92,7 @@ def test_columns_of_fixed_width(tmp_path, is_source_of, as_local, name):
 
 @pytest.mark.parametrize(("name", "is_mapped"), [("x.arrow", True), ("x.parquet", False), ("x.feather", False)])
 def test_uncompressed_arrow_is_mapped_and_decoded_files_are_not(tmp_path, name, is_mapped):
-    """A disk that fails under a mapped file ends the process."""
+    """A disk that fails under a mapped file ends the process, so files that are decoded anyway are not mapped."""
     path = written(tmp_path / name, **NUMBERS)
     source = feedline.open_source(path)
     assert source[COUNT - 1]["label"] == ROWS["label"][-1]
@@ -167,7 +167,7 @@ def test_views_in_arrow_are_refused(tmp_path, name):
 
 _DAYS = [datetime.datetime(2020, 1, day) for day in (1, 2)]
 _CODES = pa.array(["b", "a"]).dictionary_encode()
-OTHER_ROWS = {  # by type: values, what to call, the numbers that this gives
+OTHER_ROWS = {  # {type: (values, words of the error, the remedy that they name, the numbers that it gives)}
     "dictionary": (_CODES, "take its codes", lambda c: c.combine_chunks().indices, [0, 1]),
     "date32": ([datetime.date(2020, 1, 1)] * 2, "pyarrow.int32", lambda c: c.cast(pa.int32()), [18262] * 2),
     "timestamp": (_DAYS, "seconds_between", lambda c: pc.seconds_between(pc.min(c), c), [0, 86400]),
@@ -270,7 +270,7 @@ def large():
 def test_groups_are_fetched_before_they_are_read(store, options, large):
     store.objects["/x.parquet"] = large
     source = feedline.open_source(f"{store.url}/x.parquet", store=options, columns=["x", "y"])
-    assert sum(stop - start for start, stop in store.gets()) < 300_000  # the footer
+    assert sum(stop - start for start, stop in store.gets()) < 300_000  # only the footer
     store.requests.clear()
     assert source.will_read(np.array([0, 100_000]), 0)
     assert read_rows(source, [0, 100_000])["y"].tolist() == [0, 100_000]

@@ -41,7 +41,7 @@ def test_records_of_another_writer(tmp_path, name):
 @settings(max_examples=40)
 @given(st.lists(st.lists(st.integers(0, 40_000), max_size=12), min_size=1, max_size=4), st.randoms())
 def test_any_rows_of_any_files(tmp_path_factory, files, rng):
-    """Rows of several files, some of them empty, that are merged to one read or not."""
+    """Several files, some of them empty; small rows that lie near each other are merged into one read."""
     folder = tmp_path_factory.mktemp("shards")
     source_of = random.Random(rng.random())
     contents = [[source_of.randbytes(length) for length in lengths] for lengths in files]
@@ -58,7 +58,7 @@ def test_any_rows_of_any_files(tmp_path_factory, files, rng):
 
 
 def test_many_files_need_few_descriptors_and_may_be_closed_while_they_are_read(tmp_path):
-    """A descriptor that a thread still reads from must not be that of another file by then."""
+    """While a thread reads from a descriptor, its number must not be given to another file."""
     expected = [f"{i}".encode() * 1000 for i in range(200)]
     for i, record in enumerate(expected):
         (tmp_path / f"{i:03}.tfrecord").write_bytes(encoded([record]))
@@ -127,7 +127,7 @@ def test_what_is_no_whole_file(tmp_path, data, message):
     (tmp_path / "x.tfrecord").write_bytes(data)
     with pytest.raises(ValueError, match=message):
         feedline.open_source(tmp_path / "x.tfrecord")
-    assert not data or os.listdir(tmp_path) == ["x.tfrecord"]  # and no index
+    assert not data or os.listdir(tmp_path) == ["x.tfrecord"]  # no index was written
 
 
 def test_compressed_files_and_folders_are_refused_by_their_names(tmp_path):
@@ -140,7 +140,7 @@ def test_compressed_files_and_folders_are_refused_by_their_names(tmp_path):
 
 
 def test_a_file_that_was_built_again_is_not_read_by_its_old_index(tmp_path, monkeypatch):
-    """The bytes of an old record, with their checksum, may lie within a new one."""
+    """A new record may contain an old one with its checksum, just where the old index says."""
     monkeypatch.setattr(digests, "of_samples", lambda size, samples: [size, "samples that miss the change"])
     path = tmp_path / "x.tfrecord"
     path.write_bytes(encoded([b"first", b"inner", b"last" * 10]))

@@ -40,11 +40,11 @@ FORMS = {
     "shards, index first": (3, (64, 32, 40), shards(INNER, index_location="start")),
     "shards in shards": (3, (64, 32, 40), shards((32, 32, 40), **shards(INNER))),
 }
-"""Version, shape of a chunk or shard, and metadata."""
+"""{name: (version, shape of a chunk or shard, metadata)}"""
 
 
 def group(path, version=3, **arrays):
-    """A group; a dict is a group in it."""
+    """Write a group of arrays. A dict of arrays becomes a group within it."""
     path.mkdir()
     for name, rows in arrays.items():
         group(path / name, version, **rows) if isinstance(rows, dict) else write(path / name, rows, version)
@@ -86,7 +86,7 @@ def test_rows_and_identity_are_the_same_here_and_in_a_store(form, store, options
         assert source.will_read(rows, 0)
         np.testing.assert_array_equal(read_rows(source, rows), IMAGES[rows])
     gets = [request for request in store.requests if request[0] == "GET"]
-    assert len(gets) == len(set(gets))  # nothing twice, by sources that share a cache
+    assert len(gets) == len(set(gets))  # the sources share a cache, so nothing is fetched twice
 
 
 @pytest.mark.parametrize("version", METADATA)
@@ -150,7 +150,7 @@ def test_an_array_of_very_many_chunks_is_opened_at_once(tmp_path, version):
 
 @pytest.mark.parametrize("version", METADATA)
 def test_rows_of_a_missing_or_damaged_chunk_are_bad_rows(tmp_path, version, sharding):
-    """Also where the fingerprint samples them."""
+    """Also if the fingerprint samples this chunk."""
     for damage, match in (
         (lambda chunk: chunk.unlink(), r'every chunk must be present, .* missing.*missing_chunks="fill"'),
         (lambda chunk: chunk.write_bytes(chunk.read_bytes()[:9]), "could not be read"),
@@ -170,7 +170,7 @@ def test_rows_of_a_missing_or_damaged_chunk_are_bad_rows(tmp_path, version, shar
 
 
 def test_without_a_fill_value_nothing_is_filled(tmp_path):
-    path = write(tmp_path / "x.zarr", ROWS, version=2)  # TensorStore writes null
+    path = write(tmp_path / "x.zarr", ROWS, version=2)  # TensorStore writes a fill value of null
     (path / "2.0").unlink()
     with pytest.raises(RowError, match="every chunk must be present"):
         read_rows(feedline.open_source(path, missing_chunks="fill"), [25])
@@ -240,9 +240,9 @@ def test_a_folder_that_is_deleted_while_it_is_read_ends_the_feed(tmp_path, shard
     with feedline.Feed(source, 8, sharding, reading=reading) as feed:
         assert np.asarray(next(feed)).all()
         if missing == "error":
-            (path / METADATA[version]).unlink()  # else rows may find no substitute before it goes
+            (path / METADATA[version]).unlink()  # first: as long as it is there, lost chunks are bad rows
             shutil.rmtree(path)
-        else:  # at once: of chunks that are deleted one by one, each might as well have been left out
+        else:  # in one step: while chunks go one by one, each might as well never have been written
             path.rename(tmp_path / "elsewhere")
         with pytest.raises(FeedError, match=r"it cannot be found any more .* since the source was open") as error:
             assert all(np.asarray(batch).all() for batch in feed)

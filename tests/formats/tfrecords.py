@@ -12,7 +12,7 @@ def masked(data):
 
 
 def encoded(records):
-    """The bytes of a file."""
+    """The bytes of a file with these records."""
     parts = []
     for record in records:
         length = struct.pack("<Q", len(record))

@@ -1,6 +1,6 @@
 """A file of each format with the same rows, for test_conformance.py: `case(name, rows, what writes them)`.
 
-Every function is given a path, and which of the rows to write.
+What writes them is a function of a path and of the slice of rows to write.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class Case:
       options: of `open_source`.
       has_checksums: a row that was damaged is never returned.
       suffix: of the file that is opened.
-      data_suffix: of another one that has the rows, if there is one.
+      data_suffix: of the file that has the rows, if it is another one.
     """
 
     format: str
@@ -80,7 +80,7 @@ CASES: dict[str, Case] = {}
 
 
 def case(name, rows, write, **arguments):
-    """Register what writes a case of this name, the first word of which is the format."""
+    """Register a case. The first word of its name is the format."""
     form = FORMATS[name.partition(" ")[0]]
     suffix = arguments.pop("suffix", form.suffixes[0])
     CASES[name] = Case(form.name, write, rows, suffix=suffix, **arguments)
@@ -227,7 +227,7 @@ ZARR_DRIVERS = {2: "zarr", 3: "zarr3"}
 
 
 def write_zarr(path, rows, version=3, chunks=None, metadata=None, only=..., fill=None):
-    """An array, of which those rows are written that `only` selects. `metadata`: beside what the rows say."""
+    """Write an array, or only the rows of it that `only` selects. `metadata`: what the rows do not determine."""
     chunks = [10, *rows.shape[1:]][: rows.ndim] if chunks is None else chunks
     kvstore = {"driver": "file", "path": str(path)}
     store = tensorstore.open(

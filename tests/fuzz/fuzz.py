@@ -51,7 +51,7 @@ OF_A_LIBRARY = {
     *itertools.product(("hdf5", "hdf5 chunks", "remote hdf5", "remote hdf5 chunks"), ("too much memory",)),
     *itertools.product(("parquet", "parquet text", "remote parquet", "remote parquet text"), ("crash",)),
 }
-"""Outcomes of damage that a library reads by itself: docs/security.md says so."""
+"""{(format, outcome)} that refute nothing: a library reads the damaged bytes by itself (docs/security.md)."""
 _HANG_OF_A_LIBRARY_S = 5.0
 _AT_ONCE = 20
 MEMORY_BYTES = 12 << 30
@@ -61,12 +61,12 @@ MOST_KIB = 1 << 20
 
 
 def refutes(name: str, outcome: str) -> bool:
-    """Whether an outcome of an input of this format must not be."""
+    """Whether an input of this format must not have this outcome."""
     return outcome not in EXPECTED and (name, outcome) not in OF_A_LIBRARY
 
 
 class Input(NamedTuple):
-    """One input, a function of its seed."""
+    """One input, a function of its format, number and seed."""
 
     format: str
     number: int
@@ -112,7 +112,7 @@ def serve(pipe: Any, folder: Path) -> None:
 
 
 def memory_kib(name: str) -> int:
-    """Of this process: VmRSS, its memory, or VmHWM, the most since that was reset."""
+    """The memory of this process: VmRSS is what it has now, VmHWM the most since the last reset."""
     text = Path("/proc/self/status").read_text()
     return int(text.partition(f"{name}:")[2].split(maxsplit=1)[0])
 
@@ -130,7 +130,7 @@ class Child:
         self.pipe, theirs = processes.Pipe()
         self._process = processes.Process(target=serve, args=(theirs, folder), daemon=True)
         self._process.start()
-        theirs.close()  # so that its end of the pipe ends with it
+        theirs.close()  # so that the pipe ends when the child ends
         if not self.pipe.poll(120) or self.pipe.recv() != "ready":
             raise SystemExit(f"a child process did not start: {self._stderr()}")
 
@@ -139,7 +139,7 @@ class Child:
         return path.read_text(errors="replace")[-2000:] if path.exists() else ""
 
     def outcome(self, kind: str) -> Outcome:
-        """The outcome of the next input, of this kind. After a crash or a hang the child cannot be used again."""
+        """The outcome of the last input, of this kind. After a crash or a hang the child cannot be used again."""
         limit_s = min(self._limit_s, _HANG_OF_A_LIBRARY_S) if (kind, "hang") in OF_A_LIBRARY else self._limit_s
         if not self.pipe.poll(limit_s):
             return Outcome("hang", f"longer than {limit_s:g} s")
@@ -159,7 +159,7 @@ class Child:
 def outcomes(
     inputs: Iterable[Input], serve: Callable[[Any, Path], None], folder: Path, limit_s: float
 ) -> Iterator[tuple[Input, Outcome]]:
-    """The outcome of each input, in one child process after the other."""
+    """The outcome of each input, from one child process until a crash or a hang, then from a new one."""
     child = None
     try:
         for given in inputs:

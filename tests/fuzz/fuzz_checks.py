@@ -28,7 +28,7 @@ def outcome_of(kind: str, path: Path, chance: random.Random) -> Outcome:
 
     Args:
       kind: the format.
-      path: the damaged file; of an index, its file, which is whole.
+      path: the damaged file; if the index is damaged, the file that it belongs to, which is valid.
     """
     from feedline import FeedError
 
@@ -53,11 +53,11 @@ def mutate(kind: str, path: Path, valid: Path, chance: random.Random) -> None:
     seal = fuzz_seals.SEALS.get(kind)
     if " index" not in kind:
         fuzz_mutations.write_mutated(path, valid, chance, seal or fuzz_mutations.mutated)
-        for beside in valid.parent.glob(f"{valid.stem}.*"):  # the tokens of an index
+        for beside in valid.parent.glob(f"{valid.stem}.*"):  # the .bin beside an .idx
             if beside != valid:
                 shutil.copyfile(beside, path.with_suffix(beside.suffix))
         return
-    shutil.copy2(valid, path)  # with its time of modification, to which the index belongs
+    shutil.copy2(valid, path)  # with its time of modification, which the index has stored
     index = valid.with_name(f".{valid.name}.feedline-index").read_bytes()
     changed = (seal or fuzz_mutations.mutated)(index, chance)
     path.with_name(f".{path.name}.feedline-index").write_bytes(changed)
@@ -83,7 +83,7 @@ def _read(kind: str, path: Path, chance: random.Random) -> Outcome:
 
 
 def _checked(source: Any, case: Any, outcome: Outcome) -> Outcome:
-    """Other rows of a format with checksums: fewer or in another order, but none that was not written."""
+    """A format with checksums may give fewer rows, or another order, but no row that was not written."""
     written = {repr(case.row(row)) for row in range(COUNT)}
     for row in range(min(len(source), 10 * COUNT)):
         if repr(source[row]) not in written:
@@ -113,7 +113,7 @@ def compared(source: Any, chance: random.Random, case: Any) -> Outcome:
             expected = [_plain(case.row(row)) for row in order]
         else:
             arrays = jax.tree.leaves(case.expected(np.array(order)))
-            if not all(isinstance(array, np.ndarray) for array in arrays):  # text, of which numbers were made
+            if not all(isinstance(array, np.ndarray) for array in arrays):  # a column of text became numbers
                 return Outcome("other rows", f"{source!r:.200}")
             written = zip(arrays, leaves, strict=False)
             expected = _by_row([a.astype(b.dtype) if a.dtype.kind == b.dtype.kind else a for a, b in written])
@@ -123,7 +123,7 @@ def compared(source: Any, chance: random.Random, case: Any) -> Outcome:
 
 
 def _rows(source: Any, rows: list[int], filling: int) -> list[list[Any]]:
-    """Rows, of columns the bytes of each leaf, read into a buffer of this byte: NaN is itself."""
+    """Of each row the values, or for columns the bytes (NaN equals NaN), read into buffers full of `filling`."""
     if hasattr(source, "records"):
         return [_plain(record) for record in source.records(np.array(rows, np.int64))]
 
@@ -213,7 +213,7 @@ def _opened(kind: str, path: Path) -> Any:
     files = [file for file in names if file.is_file()]
     store.objects = {f"/{file.relative_to(path.parent)}": file.read_bytes() for file in files}
     cache = path.parent / "cache"
-    if len(store.requests) > 200:  # a source counts the files of its cache
+    if len(store.requests) > 200:  # each source counts all files of its cache
         store.requests.clear()
         shutil.rmtree(cache)
     cached = feedline.Store(cache=str(cache), cache_bytes=1 << 28, patience_s=1)
@@ -225,13 +225,13 @@ def _dataset(path: Path) -> Any:
 
     try:
         return datasets.Dataset.from_file(str(path))
-    except Exception as error:  # not feedline's reader
+    except Exception as error:  # of `datasets`, not of feedline
         raise ValueError(f"{path}: {type(error).__name__}: {error}"[:2000]) from error
 
 
 @functools.cache
 def _server() -> Any:
-    """A store in this process, until it ends."""
+    """A store that this process serves until it ends."""
     from store_server import serving
 
     context = serving()
@@ -240,7 +240,7 @@ def _server() -> Any:
 
 
 def _cached(path: Path) -> Outcome:
-    """A damaged block of the cache of stores: it is fetched again."""
+    """The outcome of a damaged block of the cache of stores: "refused" means that it would be fetched again."""
     block = fuzz_inputs.cached_block(path.parent / "cache")
     place = Path(block.path)
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -253,7 +253,7 @@ def _cached(path: Path) -> Outcome:
 
 
 def _lanes(path: Path) -> Outcome:
-    """Damaged files of lanes. JSON without a checksum: another number is another state."""
+    """The outcome of damaged files of lanes. They have no checksum, so another number is another state."""
     from feedline import load_lanes
 
     state = load_lanes(path)
@@ -262,7 +262,7 @@ def _lanes(path: Path) -> Outcome:
 
 
 def _image(path: Path) -> Outcome:
-    """An image that is decoded, cropped and resized twice."""
+    """The outcome of an image that is decoded, cropped and resized twice."""
     from feedline._src.images import ImageDecoder
     from feedline._src.sources.decoded import Row
 
@@ -275,7 +275,7 @@ def _image(path: Path) -> Outcome:
                 decode(path.read_bytes(), out, Row(0, 0, 0, 7))
             except MemoryError:
                 raise
-            except Exception as error:  # any one makes a bad row, to which the feed adds the file
+            except Exception as error:  # any error makes a bad row; the feed adds the file's name
                 raise ValueError(f"{path.name}: {error}") from error
             found.append(out["image"])
     if not (np.array_equal(found[0], found[2]) and np.array_equal(found[1], found[3])):

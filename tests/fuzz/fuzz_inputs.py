@@ -66,7 +66,7 @@ OF_FORMATS = {
     **INDEXED,
     **RESEALED,
 }
-"""By kind of input, the case of a format that is damaged."""
+"""{kind of input: name of the case whose files are damaged}"""
 
 
 def write_folder(path: Path) -> None:
@@ -84,7 +84,7 @@ def write_block(path: Path) -> None:
 
 
 def cached_block(folder: Path) -> Any:
-    """The range of the cache in a folder that holds the bytes `BLOCK`."""
+    """The range for the bytes `BLOCK`, of the cache in this folder."""
     from feedline._src.files.cache import Cache
     from feedline._src.files.cached_range import CachedRange
     from feedline._src.files.client import RemoteObject
@@ -102,7 +102,7 @@ def write_lanes(path: Path) -> None:
 
 
 def write_lane(path: Path) -> None:
-    """A single lane, whose file no other one contradicts."""
+    """A single lane: no file of another lane can contradict its file."""
     from feedline import save_lanes
 
     save_lanes({**LANES, "lanes": {"0": LANES["lanes"]["0"]}, "writers": [0]}, path)
@@ -133,6 +133,6 @@ OTHERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "lane file": (".lanes", write_lane),
 }
 FILES = {**{kind: _written(ALL_CASES[case]) for kind, case in OF_FORMATS.items()}, **OTHERS}
-"""By kind of input, the suffix of its file, and what writes a whole one."""
+"""{kind of input: (suffix of its file, function that writes a valid file)}"""
 STATES = ("rows state", "lanes state", "mixture state")
 FORMATS = (*FILES, *STATES)

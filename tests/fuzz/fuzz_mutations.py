@@ -69,7 +69,7 @@ def _truncated(data: bytes, chance: random.Random) -> bytes:
 
 
 def _numbered(data: bytes, chance: random.Random) -> bytes:
-    """Replace a decimal number, as they occur in the headers of .npy and Zarr."""
+    """Replace a decimal number, such as those in headers of .npy and Zarr."""
     digits = [i for i, byte in enumerate(data[:2000]) if 48 <= byte < 58]
     if not digits:
         return _overwritten(data, chance)
@@ -83,21 +83,21 @@ def _numbered(data: bytes, chance: random.Random) -> bytes:
 
 
 def _worded(data: bytes, chance: random.Random) -> bytes:
-    """A word of `WORDS` over the bytes of the header."""
+    """Write one of `WORDS` over bytes of the header."""
     at = _random_offset(data[:400], chance)
     word = chance.choice(WORDS)
     return data[:at] + word + data[at + len(word) :]
 
 
 def _zeroed(data: bytes, chance: random.Random) -> bytes:
-    """Zeros over a run, as a disk or a file system leaves them after a crash."""
+    """Write zeros over some bytes, as a disk or a file system does in a crash."""
     at = _random_offset(data, chance)
     size = min(chance.choice((8, 64, 512, 4096)), len(data) - at)
     return data[:at] + bytes(size) + data[at + size :]
 
 
 def _swapped(data: bytes, chance: random.Random) -> bytes:
-    """Two blocks in each other's place."""
+    """Exchange two blocks."""
     size = chance.choice((8, 64, 512))
     first, second = sorted((_random_offset(data, chance), _random_offset(data, chance)))
     if second - first < size:
@@ -135,7 +135,7 @@ def write_mutated(path: Path, valid: Path, chance: random.Random, change: Change
 
 
 def _linked(source: str, target: str) -> None:
-    """A link to a file, which is faster than a copy; or a copy on another disk."""
+    """Link to a file, which is faster than a copy; to another disk, copy it."""
     try:
         os.link(source, target)
     except OSError:
@@ -143,7 +143,7 @@ def _linked(source: str, target: str) -> None:
 
 
 def mutated_json(data: bytes, chance: random.Random) -> bytes:
-    """Lines of JSON, one of which has other values; other bytes as `mutated`."""
+    """Change values in one line of JSON; if that line is no JSON, mutate the bytes by `mutated`."""
     lines = data.split(b"\n")
     at = chance.randrange(len(lines))
     try:

@@ -1,4 +1,4 @@
-"""Mutations below a checksum, which is made right again, so that they reach what it protects."""
+"""Mutations of bytes that a checksum protects. The checksum is corrected, so that readers get past it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CHECKSUM = slice(148, 156)  # of a tar header
 
 
 def npz(data: bytes, chance: random.Random) -> bytes:
-    """A member of a zip archive is mutated, and the archive written anew; its promised size may be another."""
+    """Mutate a member of a zip archive and write the archive anew, sometimes with a wrong size of a member."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = {member.filename: archive.read(member) for member in archive.infolist()}
         how = archive.infolist()[0].compress_type
@@ -33,7 +33,7 @@ def npz(data: bytes, chance: random.Random) -> bytes:
 
 
 def tar(data: bytes, chance: random.Random) -> bytes:
-    """A header of a tar archive is mutated, and has the right checksum."""
+    """Mutate one or two headers of a tar archive, and correct their checksums."""
     blocks = [data[at : at + _BLOCK] for at in range(0, len(data), _BLOCK)]
     headers = [i for i, block in enumerate(blocks) if block[257:262] == b"ustar"]
     for i in chance.sample(headers, min(len(headers), chance.choice((1, 1, 2)))):
@@ -86,12 +86,12 @@ def tar_extended(data: bytes, chance: random.Random) -> bytes:
 
 
 def any_tar(data: bytes, chance: random.Random) -> bytes:
-    """One of the above."""
+    """Mutate by `tar` or by `tar_extended`."""
     return chance.choice((tar, tar_extended))(data, chance)
 
 
 def tfrecord(data: bytes, chance: random.Random) -> bytes:
-    """The length of a record is another one, with the right checksum."""
+    """Change the length of a record, with the right checksum."""
     import google_crc32c
 
     starts, at = [], 0
@@ -107,7 +107,7 @@ def tfrecord(data: bytes, chance: random.Random) -> bytes:
 
 
 def index(data: bytes, chance: random.Random) -> bytes:
-    """An index with other values, and the right checksums."""
+    """Change values of an index, with the right checksums."""
     line, _, payload = data.partition(b"\n")
     text = line.partition(b" ")[2]
     if chance.random() < 0.5:

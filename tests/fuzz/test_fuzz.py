@@ -57,7 +57,7 @@ def stand_in(pipe, folder):
 @pytest.mark.slow
 def test_a_crash_and_a_hang_are_of_one_input_and_the_next_ones_go_on(scripts, tmp_path):
     fuzz, _ = scripts
-    # one of lmdb may hang for 5 s only
+    # an input of lmdb counts as a hang after 5 s, whatever limit_s is
     inputs = [fuzz.Input("lmdb" if number == 3 else "npy", number, 0) for number in range(5)]
     found = list(fuzz.outcomes(inputs, stand_in, tmp_path, limit_s=120))
     assert [given.number for given, _ in found] == [0, 1, 2, 3, 4]

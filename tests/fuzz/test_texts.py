@@ -1,6 +1,6 @@
 """Damaged texts that are no files: variables of launchers, addresses, greetings of processes.
 
-Each is read as something that is possible, or refused by an error that is not endless.
+Each is read as a possible value, or refused by an error of limited length.
 """
 
 import pytest
@@ -59,7 +59,7 @@ def read_or_refused(parse):
 def test_variables_of_launchers(environment, data):
     environ = dict(environment)
     for name in data.draw(st.lists(st.sampled_from(sorted(environ)), min_size=1, max_size=2, unique=True)):
-        environ[name] = data.draw(damaged(environ[name]) | st.just(""))  # an empty one is as one that is not set
+        environ[name] = data.draw(damaged(environ[name]) | st.just(""))  # empty: as if not set
     assert len(str(read_or_refused(lambda: find(environ)))) < 100_000
 
 

@@ -27,7 +27,7 @@ def screen(source, batch_size, sharding=DATA, width=80, processes=1, **options):
 
 
 def cells(lines, first):
-    """The cells of the line of a table that begins with a word."""
+    """The cells of the first line whose first word is `first`."""
     return next(line.split() for line in lines if line.split()[:1] == [first])
 
 
@@ -61,7 +61,7 @@ def test_a_table_of_a_batch_by_hand():
 
 
 def test_memory_is_shown_as_formula_and_result():
-    """16 rows of 16 bytes a process, and as read 32; 8 rows a device."""
+    """A process has 16 rows, of 16 bytes each when placed and 32 as read; a device has 8 rows."""
     lines = screen({"x": np.ones((100, 4))}, 32, processes=2)
     formulas = [" ".join(line.split()) for line in lines[lines.index("Memory for batches of 32 rows") + 1 :][:4]]
     assert formulas == [

@@ -38,7 +38,7 @@ def meshes(draw):
 
 @st.composite
 def layouts(draw, mesh, rows=None):
-    """Each axis of the mesh cuts one axis of the array, alone or together with others, or none."""
+    """Each axis of the mesh cuts at most one axis of the array, alone or together with other axes of the mesh."""
     ndim = draw(st.integers(1, 3))
     cuts = {name: draw(st.integers(-1, ndim - 1)) for name in mesh.axis_names}
     spec, shape = [], []

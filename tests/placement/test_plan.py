@@ -1,4 +1,4 @@
-"""The plan against brute force: every element of the array is numbered, and each process's are collected.
+"""The plan against brute force: every element has a number, and the numbers of each process are collected.
 
 Processes are made up: the devices are dealt out to them, evenly or not, adjacent or interleaved.
 """

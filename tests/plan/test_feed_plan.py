@@ -1,4 +1,4 @@
-"""The plan of a feed, against NumPy slicing of what JAX says of each device, against feeds, and by hand."""
+"""The plan of a feed, against the indices that JAX gives for each device, against feeds, and by hand."""
 
 import math
 import os
@@ -206,7 +206,7 @@ def test_no_row_is_read_and_no_thread_starts():
             raise AssertionError("a row was read")
 
     before = set(threading.enumerate())
-    source = Unread(100, x=np.zeros(3, np.float32))  # to close it raises an error, too
+    source = Unread(100, x=np.zeros(3, np.float32))  # its `close` raises an error, too
     plan = plan_of(source, 16, transform=lambda batch, rows: {"y": batch["x"].astype(np.int8)})
     assert plan.spec["y"].dtype == np.int8
     assert set(threading.enumerate()) <= before  # those of other tests may end
@@ -224,7 +224,7 @@ print(plan.reads[0].rows.tolist(), plan.reads[0].devices, plan.memory.device_byt
 
 
 def test_a_plan_needs_no_device():
-    """jax has no such platform, so that a look at any device would fail."""
+    """jax has no platform "none", so a look at any device would fail."""
     environ = os.environ | {"JAX_PLATFORMS": "none"}
     command = [sys.executable, "-W", "error", "-c", PROGRAM]
     done = programs.run(command, capture_output=True, text=True, check=True, env=environ)
@@ -275,7 +275,7 @@ EPOCHS = st.sampled_from([None, 1, 2])
 @settings(max_examples=60)
 @given(st.integers(1, 40), st.integers(1, 40), st.booleans(), st.sampled_from(["drop", "pad", "wrap"]), EPOCHS)
 def test_problems_are_found_where_a_feed_finds_them(rows, size, divided, remainder, epochs):
-    """And the first sizes that each of them names are accepted."""
+    """And sizes that the plan suggests are accepted."""
     source, sharding = {"x": np.zeros(rows, np.float32)}, DATA if divided else NamedSharding(MESH, P())
 
     def builds(size):
@@ -368,7 +368,7 @@ def test_lanes(lanes, processes, owners, window):
 @settings(max_examples=20)
 @given(st.sampled_from([1, 2, 3, 4, 6, 8, 12, 24]), st.permutations(range(8)))
 def test_the_owners_of_a_lane_supply_a_row_of_it(count, order):
-    """Against looking at every row. Two devices belong to each process, and stand anywhere on the mesh."""
+    """Expected owners come from looking at every row. Each process has two devices, anywhere on the mesh."""
     mesh = Mesh(np.array(jax.devices())[list(order)], ("data",))
     lanes = feedline.Lanes(make_lane, count)
     plan = plan_of(lanes, 24, NamedSharding(mesh, P("data")), processes=4)
