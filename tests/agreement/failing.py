@@ -1,8 +1,8 @@
 """A program for the tests: one of several processes, of which one fails while the others wait for it.
 
-``failing.py 0.5 raises collective feed``: the seconds of `abort_after_s`, or None, and what each of three
-processes does. With JOINED_BY_JAX set they join by `jax.distributed.initialize`, and 0 seconds stand for no call
-of `feedline.cluster.initialize` at all.
+The arguments of ``failing.py 0.5 raises collective feed`` are `abort_after_s` (seconds or None), then what each of
+three processes does. With 0 seconds, no process calls `feedline.cluster.initialize`. If the environment variable
+JOINED_BY_JAX is set, the processes first join by `jax.distributed.initialize`.
 """
 
 import os
@@ -32,7 +32,7 @@ from jax.sharding import SingleDeviceSharding  # noqa: E402
 
 
 class Rows:
-    """Rows of which the third blocks for ever, or cannot be read."""
+    """Eight rows. Reading row 2 blocks for ever, or raises if `broken`."""
 
     def __init__(self, broken):
         self.broken = broken
@@ -54,13 +54,13 @@ def raises():
 
 
 def hooked():
-    """Raises where a hook of its own prints errors, as `rich.traceback.install()` does."""
+    """Replaces `sys.excepthook`, as `rich.traceback.install()` does, then raises."""
     sys.excepthook = lambda *error: print("pretty", flush=True)
     raises()
 
 
 def unreadable():
-    """A bad row, which the feed names."""
+    """Fails on a bad row, which the error of the feed names."""
     feed(broken=True)
 
 
@@ -87,7 +87,7 @@ def feed(broken=False):
 
 
 def iterates():
-    """Waits for an iterator of its own."""
+    """Waits for the next batch of its own iterator."""
 
     def batches():
         yield np.zeros((8, 2), np.float32)
@@ -110,7 +110,7 @@ def builds():
 
 
 def hears_late():
-    """The same, and what ends this process is printed late."""
+    """Does the same as `builds`; the monitor prints the failure 2 s late."""
     say = monitor.say
     monitor.say = lambda *lines: (time.sleep(2), say(*lines))
     builds()
@@ -128,7 +128,7 @@ def works():
 
 
 def works_on():
-    """The same, and would hear of an end of another process sooner."""
+    """Does the same as `works`, but warns at once when another process has ended."""
     monitor._WARN_S = 0.0
     time.sleep(3)
     works()
@@ -144,7 +144,7 @@ def leaves(batches=1):
 
 
 def goes_on():
-    """Takes more batches of that feed."""
+    """Takes three batches of the feed of `leaves`, then sleeps."""
     leaves(batches=3)
     sleeps()
 

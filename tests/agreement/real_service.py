@@ -1,4 +1,4 @@
-"""jax's coordination service with several clients in this process: what real processes are to each other."""
+"""jax's real coordination service, with several clients in this process that stand for processes."""
 
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +11,7 @@ from feedline._src.tools.launch import reserved_port
 
 @contextlib.contextmanager
 def joined(processes):
-    """A `Coordination` for each process; the processes are threads here."""
+    """Yields one `Coordination` for each of `processes` simulated processes."""
     with reserved_port() as port:
         address = f"127.0.0.1:{port}"
         service = _jax.get_distributed_runtime_service(address, processes)

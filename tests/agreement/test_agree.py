@@ -1,4 +1,4 @@
-"""The agreement on a feed. Processes are threads here, and real in tests/processes."""
+"""Processes agree on the feed that they build. They are threads here; tests/processes has real ones."""
 
 import itertools
 import threading
@@ -20,7 +20,7 @@ PROCESSES = 3
 
 @pytest.fixture
 def build(monkeypatch):
-    """`build(process, description)`: one process builds a feed; the counter of feeds is that of each."""
+    """`build(process, description)` starts the build of a feed on one process. It is feed 1 on each process."""
     with joined(PROCESSES) as services:
 
         def run(process, description, error=None):
@@ -63,7 +63,7 @@ def test_one_that_does_not_come_is_named(build, monkeypatch):
     running = [build(process, {"rows": 8}) for process in (0, 2)]
     while len(agree.coordination().by_process("feedline/feed/1/build/digest")) < 2:
         time.sleep(0.01)
-    late = True  # from now on each look at the clock is one too late
+    late = True  # from now on, the clock advances by PATIENCE_S at each reading
     for one in running:
         with pytest.raises(ProcessError, match=r"process 1 did not within 30 s"):
             one.result(PATIENCE_S)
@@ -78,7 +78,7 @@ def test_one_that_cannot_build_its_feed_ends_the_wait_of_the_others(build):
 
 
 def test_a_process_that_comes_late_does_not_wait_for_itself(monkeypatch):
-    """Process 0 warns before process 1 comes, and process 1 before process 2 does."""
+    """Process 0 warns before process 1 comes, and process 1 warns before process 2 comes."""
     warned, told = threading.Semaphore(0), []
     monkeypatch.setattr(agree, "_SLICE_S", 0.1)
     monkeypatch.setattr(agree._log, "warning", lambda text, names: (told.append(names), warned.release()))
@@ -91,7 +91,7 @@ def test_a_process_that_comes_late_does_not_wait_for_itself(monkeypatch):
                 assert warned.acquire(timeout=PATIENCE_S)
         for one in running:
             one.result(PATIENCE_S)
-    assert told[:2] == ["processes 1 and 2", "process 2"]  # the last one may wait for the comparison
+    assert told[:2] == ["processes 1 and 2", "process 2"]  # process 2 may warn about the comparison
 
 
 SAME = {"version": {"jax": "0.10.2"}, "rows": 8, "order": {"seed": 0, "shuffle": True}, "epochs": None}

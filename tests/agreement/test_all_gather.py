@@ -1,4 +1,4 @@
-"""The all-gather. Processes are threads here, and real in tests/processes."""
+"""The all-gather. Processes are threads here; tests/processes has real ones."""
 
 import time
 
@@ -23,7 +23,7 @@ def gathers():
 
 
 def gathered(gathers, name, value, failed=(False,) * PROCESSES):
-    """The result on each process, of which each gives the value and its number."""
+    """The result on each process. Process i contributes [value, i]."""
     running = [
         spawn(lambda one=one, i=i: one(name, [value, i], failed[i], never)) for i, one in enumerate(gathers)
     ]
@@ -33,9 +33,9 @@ def gathered(gathers, name, value, failed=(False,) * PROCESSES):
 def test_every_process_has_the_values_of_all(gathers):
     for name in ("0/0", "0/1", "0/2", "0/3"):
         assert gathered(gathers, name, name) == [[[name, i] for i in range(PROCESSES)]] * PROCESSES
-    # a process that asks again gets the same, though the others went on
+    # a process that asks again gets the same values, although the others do not
     assert gathers[1]("0/3", ["0/3", 1], False, never) == [["0/3", i] for i in range(PROCESSES)]
-    # the values of names that all processes have left are removed
+    # only the values of the last two names are kept
     names = {key.split("/")[3] for key in gathers[0]._service.dir("key/gather")}
     assert names == {"2", "3"}
 
@@ -46,7 +46,7 @@ def test_a_name_at_which_a_process_failed_is_gathered_again(gathers):
 
 
 def test_a_round_that_is_deleted_while_a_process_waits_in_it_is_gathered_all_the_same(gathers):
-    """As another process does that has started again, and takes the round for an expired one."""
+    """A process that repeats earlier rounds may delete this round as expired."""
     waiting = spawn(lambda: gathers[0]("0/0", ["a", 0], False, never))
     service = gathers[1]._service
     while not service.try_get("key/gather/0/0/0/arrived"):

@@ -1,4 +1,4 @@
-"""What processes have done with a feed is compared where their programs are at the same place."""
+"""Processes compare batches and moves of a feed at points that all reach: moves, closing, the end."""
 
 import collections
 import dataclasses
@@ -20,7 +20,7 @@ PLACE = Place(step=5, epoch=2, position=0)
 @pytest.fixture(autouse=True)
 def no_other_feeds(monkeypatch):
     monkeypatch.setattr(module, "_of_feeds", set())
-    monkeypatch.setattr(module, "coordination", lambda: "joined")  # the clients here are given
+    monkeypatch.setattr(module, "coordination", lambda: "joined")  # not None; tests pass their own clients
     module._gone.clear()
     module._dropped.clear()
 
@@ -33,7 +33,7 @@ def services():
 
 @pytest.fixture
 def feeds(services, request):
-    """A feed of each of two processes."""
+    """The `InStep` of one feed on each of two processes."""
     return [InStep(service, f"{KEY}/{request.node.name}/3", 2) for service in services]
 
 
@@ -45,7 +45,7 @@ def test_counts_of_feeds_that_are_gone_do_not_pile_up(services):
     assert len(counts()) == module._KEPT_FEEDS + 1
     assert counts()["training"] == (1000, 0, False)
     assert counts()["evaluation 999"] == (7, 0, False)
-    del training  # as when main returns: the end of the program tells others of it
+    del training  # as when `main` returns; its counts are compared at the end of the program
     assert counts()["training"] == (1000, 0, False)
     assert more_than({"training": [999, 0], "evaluation 0": [3, 0]}) == (999, 1000)
     assert len(module._of_feeds) == 0
@@ -56,7 +56,7 @@ def test_ends_after_other_counts_differ_and_equal_ones_do_not(other):
     feed = InStep(None, KEY, 2)
     feed.batches = 13
     assert ends_differ(0, {KEY: [13, 0], "a feed of others": [7, 0]}, 1) is None
-    assert ends_differ(0, {KEY: [*other, True]}, 1) is None  # it ended after an error of `next`
+    assert ends_differ(0, {KEY: [*other, True]}, 1) is None  # True: process 0 ended after an error of `next`
     assert f"process 0 took {Count(*other)}, and process 1 took 13 batches; look for" in ends_differ(
         0, {KEY: other}, 1
     )
@@ -92,7 +92,7 @@ def test_a_move_elsewhere_or_after_other_batches_is_told_as_often_as_it_is_tried
 
 
 def test_a_move_counts_once_wherever_it_is_interrupted(feeds):
-    """At each line of `next` that concerns it: a second move would be one that the other processes miss."""
+    """Interrupts each line of `next` in turn. A move counted twice would be one that other processes miss."""
     mover, lines = feeds[0], 0
     while lines is not None:
         lines, left = lines + 1, lines
@@ -126,7 +126,7 @@ def test_a_missed_move_is_told_once_a_batch_was_taken_without_it(feeds):
     mover.batches = other.batches = 5
     assert mover.moved(PLACE) is None
     mover.batches = 9
-    assert mover.missed_move() is None  # its own
+    assert mover.missed_move() is None  # the move is its own
     assert other.missed_move() is None  # it may still make that move
     other.batches = 6
     assert (
@@ -153,7 +153,7 @@ def test_counts_are_compared_when_a_feed_is_closed_and_then_nothing_of_it_stays(
         assert "process 0 took 12 batches and made 1 move by" in found
         assert "process 1 took 13 batches and made 1 move by" in found
     assert services[0].dir(feeds[0].key) == {}
-    assert times.read() == {0: "times"}  # for reports
+    assert times.read() == {0: "times"}  # published times stay, for reports
 
 
 def test_nothing_stays_of_a_feed_that_all_have_dropped_once_they_build_another(services):
@@ -182,7 +182,7 @@ def test_the_latest_values_of_many_feeds_do_not_pile_up(services):
 def test_threads_that_build_feeds_and_publish_at_once_do_not_disturb_each_other(services, monkeypatch):
     class Dropped(collections.deque):
         def __bool__(self):
-            return True  # it had one, which another thread has taken since
+            return True  # another thread took the last entry after this
 
     class Latest(dict):
         def __iter__(self):

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).with_name("failing.py")
 ABORT_AFTER_S = 0.5
-PROMISED_S = 25.0  # after that, on a busy machine
+PROMISED_S = 25.0  # all processes end at most this long after `abort_after_s`, even on a busy machine
 DEADLINE_S = 60
 FAIL = ("raises", "hooked", "unreadable", "exits")
 ENDS = ("works", "works_on", "ends", "leaves", "waits_no_longer")
@@ -75,7 +75,7 @@ def run_roles(tmp_path, *roles, abort_after_s=ABORT_AFTER_S, environ=ENVIRON):
 
 
 def _line_unless(process, said):
-    """The next line of a process; "" for the one that begins with `said`, or at its end."""
+    """The next line of output; "" if it begins with `said`, or if the output has ended."""
     line = process.stdout.readline()
     return "" if line.startswith(said) else line
 
@@ -88,14 +88,14 @@ def test_an_exception_ends_the_other_processes_whatever_they_wait_for(tmp_path):
     assert ended.codes == [1, 1, 1, 1, 1]
     assert f"caught {told} [stage read, process 1, {row}]" in ended.out[4]
     assert ended.took_s < 8 + PROMISED_S
-    assert f"caught {where} {told} [stage read, process 1, {row}]" in ended.out[0]  # not only at the end
+    assert f"caught {where} {told} [stage read, process 1, {row}]" in ended.out[0]  # `next` raises it
     assert f"feedline.ProcessError: {told} [stage read, process 1, {row}]" in ended.err[2]
     assert "Traceback" in ended.err[1]
     for process in (0, 2, 3, 4):
         assert f"feedline: {told} [stage read, {row}]\n" in ended.err[process]
         named = map(blamed_process, ended.err[process].encode().splitlines())  # as the launcher reads it
         assert set(filter(None, named)) == {(1, False)}
-    assert "feedline: process 1 failed" not in ended.err[1]  # whose traceback says it
+    assert "feedline: process 1 failed" not in ended.err[1]  # its own traceback says so
     assert "no answer" not in "".join(ended.err)
 
 
@@ -103,7 +103,7 @@ def test_an_exception_ends_the_other_processes_whatever_they_wait_for(tmp_path):
 def test_a_normal_end_of_one_process_does_not_end_the_others(tmp_path):
     ended = run_roles(tmp_path, "ends", "works_on", "ends")
     assert ended.codes == [0, 0, 0]
-    assert ended.took_s > 1.5 * ABORT_AFTER_S  # nor is it hurried
+    assert ended.took_s > 1.5 * ABORT_AFTER_S  # nothing ended process 1 early
     assert [out.splitlines()[-1] for out in ended.out] == ["done"] * 3
     assert not any("failed" in err for err in ended.err)
     told = "reached the end of the program 0 s ago, and process 1 continues. If process 1 hangs, it waits for"

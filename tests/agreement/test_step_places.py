@@ -1,4 +1,4 @@
-"""Processes at different places of the data at one step of a loop are named."""
+"""If processes are at different places of the data at one step of a loop, an error names them."""
 
 import pytest
 from real_service import joined
@@ -18,7 +18,7 @@ def services():
 @pytest.fixture
 def places(services, monkeypatch):
     """The `StepPlaces` of each of two processes."""
-    monkeypatch.setattr(module, "out_of_step", feedline.ProcessError)  # which ends no process here
+    monkeypatch.setattr(module, "out_of_step", feedline.ProcessError)  # the real one ends processes
     monkeypatch.setattr(module, "counted", lambda kind, processes: f"feedline/{kind}/1")
     found = []
     for service in services:

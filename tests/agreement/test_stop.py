@@ -37,7 +37,7 @@ def test_the_first_signal_is_caught_and_the_second_acts_as_before(number, capfd)
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_after_the_last_step_is_not_lost(number):
-    """For example while the last checkpoint is saved."""
+    """It may come while the last checkpoint is saved."""
     with stopping() as stop:
         assert not should_stop(1)
         signal.raise_signal(number)
@@ -45,7 +45,7 @@ def test_a_signal_after_the_last_step_is_not_lost(number):
 
 
 def test_a_signal_that_is_ignored_stays_ignored():
-    """As in a job that a script starts with `&`."""
+    """A script that starts a job with `&` makes the job ignore SIGINT."""
     usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with stopping() as stop:
@@ -76,7 +76,7 @@ def test_a_forked_child_ends_at_its_first_signal():
 
 @pytest.mark.parametrize("step", [3.0, "3", None, -1])
 def test_a_step_that_is_no_number_of_a_step_is_refused_before_a_signal_comes(step):
-    """Later, it would end the thread for which all processes wait."""
+    """Raised later, the error would end the thread for which all processes wait."""
     with stopping(), pytest.raises((TypeError, ValueError), match="step must be "):
         should_stop(step)
 
@@ -110,7 +110,7 @@ def step_of(stop, first, every=1):
 
 @pytest.mark.parametrize("every", [1, 10])
 def test_processes_at_different_steps_stop_at_the_same_step(stops, every):
-    """Also if they call it at every tenth step only."""
+    """Also if they call `reached` only at every tenth step."""
     all_of_them = stops(3)
     for at, stop in zip((10, 40, 20), all_of_them, strict=True):
         for step in range(0, at + 1, every):

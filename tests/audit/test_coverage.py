@@ -1,4 +1,4 @@
-"""Which rows an audit counts and compares, of feeds on one device that are right."""
+"""Which rows of a feed on one device an audit counts and compares."""
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ ROWS = {"x": np.arange(100, dtype=np.int32)}
 
 
 def coverage(batches=12, batch_size=8, **options):
-    """What an audit says of this many batches."""
+    """What an audit reports after this many batches."""
     with Feed(ROWS, batch_size, jax.devices()[0], **options) as feed:
         return measure_coverage(feed, observe(feed, batches))
 

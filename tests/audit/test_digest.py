@@ -1,4 +1,4 @@
-"""Digests of rows: those of parts add up to that of the row, and every change of a row changes its digest."""
+"""The digests of a row's parts add up to the row's digest, and every change of a row changes its digest."""
 
 import jax
 import ml_dtypes

@@ -1,4 +1,4 @@
-"""The layouts of an audit: their meshes, and that the next launch resumes every state that one saves."""
+"""The layouts of an audit: meshes span all processes, and each launch resumes the state of the one before."""
 
 import itertools
 
@@ -14,7 +14,7 @@ def test_every_saved_state_is_resumed_and_every_mesh_spans_all_processes(counts)
     assert plan[0][0].is_reference
     assert [launch[0].processes for launch in plan] == (counts if len(counts) > 1 else [1, 1])
     for before, after in itertools.pairwise(plan):
-        assert [layout.saves for layout in before] == [False] * (len(before) - 1) + [True]  # then it is killed
+        assert [layout.saves for layout in before] == [False] * (len(before) - 1) + [True]  # only the last saves
         assert [layout.times for layout in after if layout.resumes] == [1, 1, 2]
     assert not any(layout.saves for layout in plan[-1])
     assert not any(layout.resumes for layout in plan[0])

@@ -27,7 +27,7 @@ LEAVES = {"batch['x']": "int32[]", "batch['y']": "int32[]"}
 
 
 def run(size=SIZE, batches=BATCHES, first=0, content=CONTENT, transformed=False):
-    """What one process observes from batch `first` of SIZE rows on."""
+    """What one process observes, from row `first` * SIZE of the order on."""
     starts = [divmod(first * SIZE + k * size, ROWS) for k in range(batches)]
     parts = [content[epoch, position : position + size] for epoch, position in starts]
     return Observed(
@@ -67,7 +67,7 @@ def test_parts_on_several_processes_are_added():
 
 def test_replicas_that_differ_are_found():
     one, other = run(), run(content=changed(0, 9, 1))
-    for mine, theirs in zip(one.digests, other.digests, strict=True):  # a replica each
+    for mine, theirs in zip(one.digests, other.digests, strict=True):  # `one` has replica 0, `other` replica 1
         mine[:] = [np.concatenate([leaf, 0 * leaf]) for leaf in mine]
         theirs[:] = [np.concatenate([0 * leaf, leaf]) for leaf in theirs]
     found = judged(one, other)["difference"]

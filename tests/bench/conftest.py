@@ -1,4 +1,4 @@
-"""The folders of benchmarks/ can be imported here, as its scripts import them."""
+"""Tests import modules of benchmarks/ by the same names as its scripts do."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`counted_build.py FOLDER`: builds a feed, and writes how often this process called the coordination service."""
+"""`counted_build.py FOLDER`: builds a feed, and saves how often this process called the coordination service."""
 
 import functools
 import sys
@@ -17,11 +17,11 @@ from feedline._src.agreement import agree, all_gather  # noqa: E402
 from feedline._src.agreement.coordination import Coordination  # noqa: E402
 
 HEARTBEATS = ("feedline-heartbeat", "feedline-process-0")
-"""Threads whose calls go on beside any feed."""
-agree._SLICE_S = all_gather._SLICE_S = 100.0  # a process that is late makes no further calls of the other
+"""Threads that call the service whether or not there is a feed. Their calls do not count."""
+agree._SLICE_S = all_gather._SLICE_S = 100.0  # so one call suffices to wait for a late process
 calls = []
 last = {}
-"""By thread: the key of its latest `get`, if that was its latest call: a wait in several parts is one call."""
+"""{thread: key of its latest call, if it was `get`}. A wait is one call, even if it gets a key several times."""
 
 
 def counted(name):

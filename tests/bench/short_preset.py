@@ -1,6 +1,6 @@
-"""`python short_preset.py bench …`: the command line, where the preset "small" is as small as "short".
+"""`python short_preset.py bench …`: the command line, with the preset "short" under the name "small".
 
-The practices are measured in one process: those of `bench modes` have their own.
+Practices are measured in this process. `bench modes` still starts a process for each mode.
 """
 
 import sys
@@ -10,7 +10,7 @@ from feedline._src.tools.main import main
 
 
 def shortened(measured):
-    """The method of a benchmark. It imports jax, for which the command line sets the devices first."""
+    """The method with the short preset. It imports jax when called, after the command line has set devices."""
 
     def shorter(self):
         from feedline._src.tools.bench import practices

@@ -31,7 +31,7 @@ def test_the_modes_have_the_same_losses_and_only_jit_single_needs_more_memory():
         assert (
             min(figures[name] for name in ("step_ms", "fed_step_ms", "rows_per_s", "of_matmul", "compile_s")) > 0
         )
-        assert figures["peak_bytes"] is None  # CPU devices do not count
+        assert figures["peak_bytes"] is None  # CPU devices do not report it
     total = {mode: figures["compiled_bytes"]["total"] for mode, figures in found.items()}
     assert total["jit_single"] > total["jit_multi"] == pytest.approx(total["pmap"], rel=0.05)
 

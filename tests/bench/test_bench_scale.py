@@ -1,4 +1,4 @@
-"""Thousands of processes: what must not grow with the processes, at sizes at which the answer can be computed."""
+"""Thousands of processes: plan and rows are those of a direct computation, and a process's calls do not grow."""
 
 import sys
 from pathlib import Path
@@ -30,7 +30,7 @@ LAUNCH = [
 @pytest.mark.parametrize("replicas", [1, 4])
 @pytest.mark.parametrize("process", [0, 1, 9_999, MANY - 1])
 def test_the_plan_of_one_of_thousands_is_that_of_brute_force(process, replicas):
-    """The devices are dealt out row by row: each part of the batch to as many processes as hold the same."""
+    """Each part of the batch, 24 rows, lies on `replicas` consecutive processes."""
     rows_of_part = 24
     batch = rows_of_part * MANY // replicas
     owner = np.arange(batch) // rows_of_part
@@ -75,7 +75,7 @@ def test_neither_the_calls_nor_the_bytes_of_a_process_grow(case, counted):
 
 
 def test_what_grows_is_the_directory_that_one_process_reads(counted):
-    """The last process to come reads what all have said; in total, each process adds the same."""
+    """The last process to come reads one entry of each process, so the total grows in proportion."""
     for case in ("build", "window of lanes"):
         assert counted[1024][case]["most_bytes"] < 70 * 1024
         assert counted[1024][case]["all_bytes"] < 70 * counted[16][case]["all_bytes"]
@@ -91,7 +91,7 @@ def test_while_one_is_late_process_0_is_not_kept_busy():
     outcome = simulate([work] * processes, Costs(), starts_s=[0] * (processes - 1) + [late_s])
     waits = sum(each.calls - 4 for each in outcome.traffic)
     assert late_s < outcome.seconds < late_s + 1
-    assert 0 < waits < 2100 * late_s  # of about 10,000 a second that it can answer
+    assert 0 < waits < 2100 * late_s  # process 0 can answer about 10,000 a second
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The claims about feedline itself: each script runs with small sizes and saves results; no figure is judged."""
+"""Each script of benchmarks/claims runs with small sizes, and saves results. No figure is judged."""
 
 import json
 import os
@@ -48,13 +48,13 @@ def test_core_gives_every_figure(run):
 def test_overlap(run):
     found = run("overlap", "--step-ms", 2, "--steps", 4)
     assert [depth["prefetch"] for depth in found["depths"]] == [0, 1, 2, 3]
-    assert found["depths"][0]["step_s"] > 2e-3  # nothing overlaps there, and the load alone takes that
+    assert found["depths"][0]["step_s"] > 2e-3  # without prefetch, a step waits for its load of 2 ms
 
 
 @pytest.mark.slow
 def test_one_curve(run):
     found = run("one_curve", "--processes", 1, 2)
-    assert min(map(int, found["parts"]["2"])) == 41  # after the checkpoint of step 40; the kill came later
+    assert min(map(int, found["parts"]["2"])) == 41  # resumed from the checkpoint of step 40; the kill came later
     assert max(map(int, found["parts"]["2"])) == len(found["whole"]) == 80
 
 
@@ -74,7 +74,7 @@ def test_memory(run):
 
 @pytest.mark.slow
 def test_core_measures_the_feedline_that_pythonpath_names(tmp_path):
-    """Of another version it may import public names only."""
+    """core.py also measures other versions, so it imports only public names."""
     (tmp_path / "feedline").symlink_to(Path(feedline.__file__).parent)
     command = [sys.executable, CLAIMS / "core.py", "--parts", "resume", "--rounds", "1", "--gib", "0.01"]
     done = programs.run(

@@ -90,7 +90,7 @@ def test_a_part_that_crashes_or_hangs_does_not_end_the_others(tmp_path):
 
 @pytest.mark.parametrize(
     ("platform", "au", "headroom", "staged", "holds"),
-    [  # of transfer; of a loop that waits for each loss, and of one 8 steps ahead, which was not measured
+    [  # holds: transfer; a loop that waits for each loss; a loop 8 steps ahead, which was not measured
         ("gpu", 0.995, 0.1, 0.91, [True, True, None]),
         ("gpu", 0.98, 0.1, 0.89, [False, False, None]),
         ("gpu", 0.98, 0.09, 0.91, [True, None, None]),

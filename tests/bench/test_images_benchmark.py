@@ -1,4 +1,4 @@
-"""The benchmark of images: its data, what recognises an image after a crop, and a short run."""
+"""The benchmark of images: a short run, and how a crop of an image is recognised."""
 
 import json
 import sys
@@ -21,7 +21,7 @@ def test_it_runs_in_this_interpreter(tmp_path):
     options = ["--quick", "--environments", "none", "--work", tmp_path, "--out", out]
     command = [sys.executable, SCRIPT, *options, "--only", *HERE, "images_spdl"]
     ran = programs.run(command, capture_output=True, text=True, timeout=120)
-    assert ran.returncode == 1, ran.stderr  # for SPDL, which is not here
+    assert ran.returncode == 1, ran.stderr  # because SPDL is not installed
     result = json.loads(out.read_text())
     assert list(result["failures"]) == ["images_spdl"]
     assert {check["entrant"]: (check["right"], check["rows"]) for check in result["checks"]} == dict.fromkeys(
@@ -34,7 +34,7 @@ def test_it_runs_in_this_interpreter(tmp_path):
 
 
 def cropped(index, mirrored=False):
-    """Half of the width and of the height of a marked image, after JPEG."""
+    """A marked image after JPEG, cropped to half of its width and height."""
     whole = simplejpeg.decode_jpeg(simplejpeg.encode_jpeg(marked_image(index), quality=95))
     part = cv2.resize(whole[40:160, 100:260], (64, 64))
     return part[:, ::-1] if mirrored else part
@@ -52,7 +52,7 @@ def test_a_crop_is_recognised(index, mirrored):
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda image: image[::-1],  # upside down is seen by its height, which is negative
+        lambda image: image[::-1],  # upside down: the recognised height is negative
         lambda image: image[..., ::-1],  # BGR
         lambda image: cv2.resize(image[28:36, 28:36], (64, 64)),  # too small an area
         lambda image: cv2.resize(image[:, 20:40], (64, 64)),  # too narrow

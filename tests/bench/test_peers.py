@@ -38,7 +38,7 @@ def test_the_harness_runs_in_this_interpreter(tmp_path):
     command = [sys.executable, READERS.with_name("peers.py"), *options, "--work", tmp_path, "--out", saved]
     ran = programs.run(command, capture_output=True, text=True, timeout=120)
     result = json.loads(saved.read_text())
-    assert ran.returncode == 1  # for litdata, which is not here
+    assert ran.returncode == 1  # because litdata is not installed
     assert list(result["failures"]) == ["litdata"]
     assert "ModuleNotFoundError: " in result["failures"]["litdata"]
     assert ran.stdout.count("CANNOT BE MEASURED") == 1
@@ -69,12 +69,12 @@ def consume():
 
 
 def rows(consume, file):
-    """A task of 64 rows of 16 bytes a batch."""
+    """A task with batches of 64 rows of 16 bytes."""
     return consume.Rows(batch_rows=64, threads=2, folder="", file=str(file), row_bytes=16)
 
 
 def reader(spoil):
-    """A reader of whole epochs in a random order, of whose batches `spoil` makes others."""
+    """A reader of whole epochs in a random order. `spoil` makes its batches."""
 
     def batches(task):
         rows = task.load()
@@ -157,7 +157,7 @@ def test_a_peer_that_hangs_is_killed(peer):
         peer.ask("again", limit_s=0.2)
 
 
-# --- environments ---
+# --- a contest ---
 
 
 def test_an_entrant_that_fails_in_a_round_leaves_the_others(tmp_path, monkeypatch, capsys):
@@ -190,12 +190,12 @@ def test_an_entrant_that_fails_in_a_round_leaves_the_others(tmp_path, monkeypatc
     assert "limit                not measured: the disk is full" in told
 
 
-# --- what it adds up to ---
+# --- ratios ---
 
 
 def test_ratios_are_taken_round_by_round():
     rng = np.random.default_rng(1)
-    drift = np.exp(rng.normal(0, 1, 200))  # the machine's, the same for both
+    drift = np.exp(rng.normal(0, 1, 200))  # of the machine, the same for both
     over = dict(enumerate(3 * drift * np.exp(rng.normal(0, 0.1, 200))))
     found = paired(over, dict(enumerate(drift)))
     assert found["low"] < 3 < found["high"]

@@ -1,4 +1,4 @@
-"""The pictures of saved results: words that can be read, one unit on an axis, bars with their spread."""
+"""The pictures of saved results: each can be drawn, its words can be read, and its bars are linear."""
 
 import json
 from pathlib import Path

@@ -1,14 +1,14 @@
 """Does a job that is killed again and again lose a row, or read one twice?
 
 Each round continues a job from its last commit, on 1, 2 or 4 processes, with another batch size and prefetch. The
-rows are those of lanes, a mixture, records, a stream, arrays, rows of different lengths, a store, or files that
-worker processes read. A round kills the whole job, one process or one worker with SIGKILL at a random moment. A
-worker is replaced, the job goes on, and is killed later. In a step the job gathers the ids of the global batch
-on every process, and commits them in one line, with the feed's state or, for lanes, with the name of the folder to
-which all processes saved their lanes. The commits of all rounds must hold the rows that an uninterrupted feed in
-this process delivers, row for row; for lanes, the items that Grain alone reads, lane by lane and epoch after
-epoch. After each round no process of the job may be left, and its folder may not grow.
-Refuted by a single row, and by anything else that is left.
+source of a job is lanes, a mixture, records, a stream, arrays, rows of different lengths, a store, or files that
+worker processes read. A round kills the whole job, one process or one worker with SIGKILL at a random moment. If
+it kills a worker, feedline must replace the worker, and the round kills the job later. In each step, the job
+gathers the ids of the global batch, and commits them in one line with the feed's state. For lanes, the line
+instead names the folder to which all processes saved their lanes. The commits of all rounds must hold, row for
+row, what an uninterrupted feed in this process delivers; for lanes, the items that Grain alone reads from each
+lane, epoch after epoch. After each round, no process of the job may be left, and the job's folder may not grow.
+Refuted by a single wrong row, and by a process or files that are left.
 
     python tests/chaos/chaos.py --folder chaos --rounds 200     # with the same folder again: continues
 """
@@ -41,9 +41,9 @@ TOPOLOGIES = ((1, 1), (1, 4), (2, 1), (2, 2), (4, 1), (4, 2))  # processes, devi
 BATCH_SIZES = (16, 24, 48, 64, 200)  # multiples of LANES
 PREFETCHES = (1, 2, 5)
 COMMITS = "commits.jsonl"
-STARTED_S, ENDED_S = 600.0, 120.0  # until a job's commits, and from the kill to the job's end
+STARTED_S, ENDED_S = 600.0, 120.0  # limits: until a job commits; from the kill to the job's end
 LEFT_S = 30.0  # how long after the end of the launcher the job's other processes may take
-MORE_FILES = 64  # that a job's folder may have after later rounds: two or three saved states of lanes
+MORE_FILES = 64  # a job's folder may grow by so many files after its first round: two or three states of lanes
 MARK = "FEEDLINE_CHAOS"  # the variable by which the processes of a round are recognised
 
 
@@ -64,7 +64,7 @@ def source_of(kind: str, folder: Path) -> Any:
         return columns(range(ROWS))
     if kind == "workers":
         return {name: folder / f"{name}.npy" for name in ("id", "x")}
-    if kind == "ragged":  # row i has i % 30 values, and nothing but zeros after them
+    if kind == "ragged":  # row i has i % 30 values; the feed pads it with zeros
         rows = columns(range(ROWS))
         lengths = rows["id"] % 30
         offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -103,7 +103,7 @@ def write(folder: Path) -> None:
 
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[None]:
-    """A store with the rows as a `.npy` of records; its address is in `folder`."""
+    """Serves a store with the rows in one structured `.npy`, and writes its address to a file in `folder`."""
     sys.path.insert(0, str(Path(__file__).parent.parent))
     from store_server import serving
 
@@ -117,7 +117,7 @@ def served(folder: Path) -> Iterator[None]:
 
 
 def make_lane(lane: int, count: int) -> Any:
-    """Every count-th record, shuffled; a third, two thirds or all of them, so that lanes differ in length."""
+    """Every count-th record, shuffled. A lane keeps a third, two thirds or all of them, so lengths differ."""
     import grain
 
     own = records(range(ROWS))[lane::count].shuffle(seed=lane).to_iter_dataset(grain.ReadOptions(1, 4))
@@ -126,7 +126,7 @@ def make_lane(lane: int, count: int) -> Any:
 
 
 def feed_of(kind: str, folder: Path, batch_size: int, prefetch: int = 2, workers: int = 0) -> Any:
-    """An endless feed on all devices, which leaves out no row of an epoch, for any batch size."""
+    """An endless feed on all devices. Whatever the batch size, it leaves out no row of an epoch."""
     import jax
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -177,7 +177,7 @@ def work(kind: str, folder: Path, batch_size: int, prefetch: int) -> None:
 
 
 def save_together(state: dict[str, Any], folder: Path) -> str:
-    """Save the lanes of all processes to a folder of their own, and return its name once it is whole."""
+    """Save the lanes of all processes to one new folder, and return its name once the folder is complete."""
     import jax
     from jax.experimental import multihost_utils
 
@@ -186,7 +186,7 @@ def save_together(state: dict[str, Any], folder: Path) -> str:
     name = f"step-{state['step']}"
     feedline.save_lanes(state, folder / name)
     multihost_utils.sync_global_devices(name)
-    if jax.process_index() == 0:  # the last commit names the previous step or this one
+    if jax.process_index() == 0:  # the last commit names this step or the previous one
         shutil.rmtree(folder / f"step-{state['step'] - 2}", ignore_errors=True)
     return name
 
@@ -209,7 +209,7 @@ class Job:
         self.kind = kind
         self.folder = folder / kind
         self.folder.mkdir(parents=True, exist_ok=True)
-        if not (self.folder / COMMITS).exists():  # files of a feed may not change
+        if not (self.folder / COMMITS).exists():  # a resumed feed refuses changed files
             write(self.folder)
         self._files: int | None = None  # after the first round
         self._expected = lanes_alone() if kind == "lanes" else uninterrupted(kind, self.folder)
@@ -229,7 +229,7 @@ class Job:
         return len(lines)
 
     def files(self) -> int:
-        """The number of files in its folder."""
+        """The number of files in the job's folder, which may not grow."""
         found = sum(path.is_file() for path in self.folder.rglob("*"))
         self._files = self._files or found
         if found > self._files + MORE_FILES:
@@ -298,7 +298,7 @@ def play_round(job: Job, chance: random.Random) -> dict[str, Any]:
             await_commits(job, launcher, job.commits() + 20)  # more than was read ahead
         workers = chance.sample(found := workers_of(launcher.pid), len(found))
         for worker in workers if victim != "one" else workers[-1:]:
-            with contextlib.suppress(ProcessLookupError):  # the launcher has ended it, since another one is gone
+            with contextlib.suppress(ProcessLookupError):  # the launcher ended it, because another process died
                 os.kill(worker, signal.SIGKILL)
         if not workers:
             launcher.kill()

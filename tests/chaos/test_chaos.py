@@ -1,4 +1,4 @@
-"""Killed and resumed on other topologies: a few rounds of chaos.py, which can run hundreds."""
+"""A few rounds of chaos.py, which can run hundreds: jobs are killed, and resumed on other topologies."""
 
 import json
 import sys

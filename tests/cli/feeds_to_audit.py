@@ -36,7 +36,7 @@ def stream(mesh):
 
 
 def make_lane(lane, count):
-    """Some of every count-th number, up to a limit of its own: of 8 lanes they are 16, 25, 34, 42, … 75 items."""
+    """Every count-th number below 100 * (lane + 2), but no multiple of 3. The 8 lanes have 16, 25, … 75 items."""
     rows = grain.MapDataset.range(lane, 100 * (lane + 2), count).map(lambda i: {"x": np.full(4, i, np.int32)})
     return rows.to_iter_dataset(grain.ReadOptions(1, 2)).filter(lambda row: row["x"][0] % 3 > 0)
 
@@ -46,7 +46,7 @@ def lanes(mesh):
 
 
 def mixed(mesh):
-    """Two sources with rows of different lengths, of which one is read more often than the other."""
+    """Two sources with rows of different lengths. "books" has fewer rows, so each of them comes more often."""
 
     def documents(count):
         lengths = np.arange(count) % 7
@@ -79,7 +79,7 @@ def centred(mesh):
 
 
 def swapped(mesh):
-    """Two rows of the second batch change places where the batch lies on devices in order, along one axis."""
+    """Swaps the first two rows of the second batch, but only if the devices lie in order along "data"."""
     in_order = mesh.shape == {"data": 4, "model": 1} and list(mesh.devices.flat) == jax.devices()
 
     def swap(batch, rows):
@@ -103,7 +103,7 @@ def by_process(mesh):
 
 
 class OneAhead(feedline.Feed):
-    """Prefetches one batch without adapting the state, which counts the batch that waits."""
+    """Prefetches one batch. Its state is wrong: it already counts the batch that waits."""
 
     waiting = None
 
@@ -121,7 +121,7 @@ def late_state(mesh):
 
 
 class Unsteady:
-    """A row source of which each read gives other values."""
+    """A row source whose values change with every read."""
 
     spec: ClassVar = {"x": jax.ShapeDtypeStruct((), np.int32)}
     identity: ClassVar = {"kind": "unsteady"}
@@ -142,7 +142,7 @@ def unsteady(mesh):
 
 
 class Repeating(feedline.Feed):
-    """Returns one row twice for each batch."""
+    """`rows_of` returns every second row twice, in place of the row after it."""
 
     def rows_of(self, state):
         return np.repeat(super().rows_of(state)[::2], 2)
@@ -159,7 +159,7 @@ def raises_on_one(mesh):
 
 
 def hangs(mesh):
-    """Tells a named pipe that it does, and holds it open."""
+    """Opens a named pipe, writes to it, and hangs. The pipe stays open until this process ends."""
     pipe = os.open(os.environ["FEEDS_TO_AUDIT_PIPE"], os.O_WRONLY)
     os.write(pipe, b"here")
     time.sleep(1000)

@@ -109,7 +109,7 @@ def test_a_stream_lists_what_is_not_covered():
 
 @pytest.mark.slow
 def test_lanes_saved_by_several_processes_continue_on_others():
-    """The state half way is saved when some lanes have ended; an epoch is 10 batches."""
+    """An epoch is 10 batches. The state is saved half way, when some lanes have ended."""
     code, told, _ = audit("feeds_to_audit:lanes", "--processes", "1,2,4", "--batches", "12")
     assert (code, told["ok"], told["difference"]) == (0, True, None)
     outcomes = same(told)
@@ -148,7 +148,7 @@ def test_wrong_options(options, text, capsys):
 
 @pytest.fixture
 def hanging(tmp_path):
-    """An audit of which one process hangs, and a pipe that ends when that process does."""
+    """`hanging(*options)` starts an audit that hangs. Returns it, and a pipe that ends with its process."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
 
@@ -166,7 +166,7 @@ def hanging(tmp_path):
 
 
 def heard(end):
-    """The next bytes of the pipe; none once no process has its other end open."""
+    """The next bytes of the pipe; b"" once the process at its other end has ended."""
     assert select.select([end], [], [], PATIENCE_S)[0]
     return end.read(4)
 

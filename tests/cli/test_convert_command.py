@@ -1,4 +1,4 @@
-"""`feedline convert`: what it prints, how it ends, and its page."""
+"""`feedline convert`: what it prints, what it opens, and how it ends."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     np.savez("rows.npz", **ROWS)
-    name = f"mine_{tmp_path.name.replace('-', '_')}"  # modules are imported once
+    name = f"mine_{tmp_path.name.replace('-', '_')}"  # a new name for each test: Python keeps modules
     Path(f"{name}.py").write_text(MODULE)
     return name
 

@@ -1,4 +1,4 @@
-"""`feedline diagnose -- command`: a script that is not changed, what it prints, and how it ends."""
+"""`feedline diagnose -- command` with unchanged scripts: what it prints, and how it ends."""
 
 import json
 import os
@@ -114,7 +114,7 @@ def test_without_a_loop_over_a_feed_it_says_so(diagnosed):
     done = diagnosed(steps=3)
     assert done.returncode == 2
     assert "took more than --after 8 batches from a feedline.Feed: at most 8 were asked for; let" in done.stderr
-    assert diagnosed(steps=0, script="missing.py").returncode == 2  # its own exit code
+    assert diagnosed(steps=0, script="missing.py").returncode == 2  # Python's own exit code
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`feedline inspect`: the command as a user types it, its page, and what it refuses."""
+"""`feedline inspect`: what it prints, the examples in docs/tools.md, and what it refuses."""
 
 import os
 import re
@@ -21,7 +21,7 @@ PAGE = (ROOT / "docs" / "tools.md").read_text()
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """The current folder, with a file of 100 rows and one of a single row."""
+    """The current folder, with files of 100 rows, of one row and of none."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
@@ -44,7 +44,7 @@ def here(tmp_path, monkeypatch):
 )
 def test_no_control_character_of_a_name_reaches_the_terminal(here, capsys, command, name):
     rest = ["out"] if command == ["convert"] else []
-    assert main([*command, name, *rest]) == 2  # there is no such file
+    assert main([*command, name, *rest]) == 2  # the file does not exist yet
     with open(os.fsencode(name), "wb") as file:
         np.save(file, np.arange(16))
     assert main([*command, name, *rest]) == 0
@@ -55,7 +55,7 @@ def test_no_control_character_of_a_name_reaches_the_terminal(here, capsys, comma
 
 
 def test_figures_by_hand(here):
-    """A row is 24 + 8 bytes, and 24 + 4 as it is placed; 16 rows on 4 × 2 devices of 2 processes."""
+    """A row has 24 + 8 bytes in the file, and 24 + 4 on devices. 16 rows, 4 × 2 devices, 2 processes."""
     found = Inspect("rows.npz", mesh="data=4,model=2", spec="data,model", processes=2, batch_size=16).target()
     plan = found.plan
     assert (plan.problems, plan.rows, dict(found.mesh.shape)) == ((), 100, {"data": 4, "model": 2})
@@ -131,7 +131,7 @@ def test_a_stream(feeds, capsys):
     assert "a stream of 4 lanes, items of 8 B. Their number is known only once all are read." in text
 
 
-# --- its page ---
+# --- docs/tools.md ---
 
 
 def shown_on_the_page():

@@ -25,7 +25,7 @@ def train(*options):
 
 
 def trained_here(*options):
-    """What `feedline train` prints, in this process and on its eight devices."""
+    """Runs `feedline train` in this process, on its eight devices. Returns what it prints."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         assert main(["train", "--json", *options]) == 0
     return json.loads(out.getvalue())
@@ -33,7 +33,7 @@ def trained_here(*options):
 
 @pytest.fixture(scope="module")
 def results():
-    """What the default run prints in each mode, and in the default mode as a command on four devices."""
+    """{mode: what the default run prints}. Only the default mode runs as a command, on four devices."""
     here = {mode: trained_here("--mode", mode) for mode in get_args(Mode) if mode != DEFAULT}
     return {**here, DEFAULT: json.loads(train("--json").stdout)}
 

@@ -1,4 +1,4 @@
-"""`feedline train --checkpoint-dir`: it resumes bit for bit after an end, Ctrl-C, kill -9 and a full disk."""
+"""`feedline train --checkpoint-dir`: it resumes bit for bit after a full run, Ctrl-C, kill -9 and a full disk."""
 
 import json
 import random
@@ -23,7 +23,7 @@ TEMPORARY = ".orbax-checkpoint-tmp"
 
 
 def command(*options):
-    """`feedline train` on as many devices as the process that runs the tests has."""
+    """`feedline train` on eight devices, as many as this process has."""
     return [*FEEDLINE, "train", "--cpu-devices", "8", *SMALL, *options]
 
 
@@ -105,7 +105,7 @@ def test_a_signal_while_the_last_step_is_saved_is_not_lost(tmp_path, capsys, mon
     assert ended.value.code == 143
     out, err = capsys.readouterr()
     assert err.splitlines()[-1] == "feedline: terminated after step 3, which is saved"
-    assert "test accuracy" in out  # another process, which does not know of the signal, tests with this one
+    assert "test accuracy" in out  # all processes test together, and others may not know of the signal
     assert saved(tmp_path) == [3]
 
 
@@ -120,7 +120,7 @@ def test_sigterm_saves_the_last_step_with_a_closed_stderr(tmp_path):
 
 
 def killed_while_saving(folder, chance):
-    """Train, and kill the run at a random moment of a save. Returns its first step and the saved steps."""
+    """Train, and kill the run at a random moment of a save. Returns where it began, and the saved steps."""
     told = command("--steps", "1000000000", "--checkpoint-dir", str(folder), "--save-every", "1")
     with programs.started(told, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training:
         begun = next(line for line in training.stderr if "checkpoints in" in line)
@@ -130,7 +130,7 @@ def killed_while_saving(folder, chance):
             seen |= {path.name for path in folder.glob(f"*{TEMPORARY}")}
             if len(seen) < enough:
                 continue
-            for _ in range(chance.randrange(2000)):  # looks of some 10 µs: any moment of a save
+            for _ in range(chance.randrange(2000)):  # each takes some 10 µs: any moment of a save
                 list(folder.iterdir())
             training.send_signal(signal.SIGSTOP)
             if list(folder.glob(f"*{TEMPORARY}")):
@@ -169,7 +169,7 @@ def test_a_full_disk_is_an_error_and_no_incomplete_checkpoint_is_used(here, tmp_
         timeout=PATIENCE_S,
     )
     assert (failed.returncode, failed.stdout) == (1, "")
-    assert (  # beside what Orbax's threads write
+    assert (  # between lines of Orbax's threads
         "feedline: a checkpoint could not be written: File too large. Newest complete checkpoint: step 2; "
         "make room or choose another directory, and start again "
         f"[stage checkpoint, process 0, file {tmp_path}]\n"

@@ -20,7 +20,7 @@ SLURM_CONF = os.environ.get("SLURM_CONF", "/run/feedline-cluster/slurm.conf")
 
 
 def await_line(log, pattern, deadline_s=120):
-    """Wait until a line of a file matches. Another program writes the file, so that this has to poll."""
+    """Wait until a line of a file matches. Another program writes the file, so this polls."""
     end = time.monotonic() + deadline_s
     while not (found := re.search(pattern, log.read_text() if log.exists() else "")):
         assert time.monotonic() < end, log.read_text() if log.exists() else f"no {log}"
@@ -29,7 +29,7 @@ def await_line(log, pattern, deadline_s=120):
 
 
 class Launcher:
-    """Runs commands with the launchers of this machine, and two CPU devices a process."""
+    """Runs commands under real launchers on this machine, with two CPU devices for each process."""
 
     member = MEMBER
     train = (*TRAIN, "--steps", "5")

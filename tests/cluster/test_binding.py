@@ -52,7 +52,7 @@ def test_a_process_gets_the_processors_of_the_socket_of_its_gpus(dgx):
 def test_the_gpus_that_the_launcher_has_divided(dgx, tmp_path):
     by_number = planned(dgx, None, CUDA_VISIBLE_DEVICES="5")
     by_name = planned(dgx, None, CUDA_VISIBLE_DEVICES="GPU-c3e0")
-    hidden = planted(tmp_path)  # as Slurm does it: a task may open its own GPU alone, and that has number 0
+    hidden = planted(tmp_path)  # as under Slurm: a task may open only its own GPU, as number 0
     for i in set(range(8)) - {5}:
         (hidden / f"dev/nvidia{i}").unlink()
     by_group = planned(hidden, None, CUDA_VISIBLE_DEVICES="0")
@@ -72,13 +72,13 @@ def test_a_machine_without_gpus_nodes_or_files(dgx, tmp_path):
     assert bind(info, planted(tmp_path, {0: "0-223"}, [("1b", 0)])) is None
     assert bind(info, planted(tmp_path, gpus=[("1b", -1)])) is None
     assert bind(info, planted(tmp_path, gpus=[])) is None
-    assert bind(None, dgx) is None  # its GPUs are on all nodes
+    assert bind(None, dgx) is None  # a single process uses the GPUs of all nodes
     assert own_gpus({"CUDA_VISIBLE_DEVICES": "MIG-1"}, None, usable_gpus(dgx)) == []
     assert own_gpus({"CUDA_VISIBLE_DEVICES": "1,0"}, (0,), usable_gpus(dgx)) == ["0000:43:00.0"]
 
 
 def bound(root, **given):
-    """What a new process is bound to: what it says, its threads and a process that it starts."""
+    """What `bind` returns in a new process, and the processors of the process, an older thread, and a child."""
     program = (
         "import json, os, subprocess, sys, threading\n"
         "from pathlib import Path\n"

@@ -55,7 +55,7 @@ def test_the_jobset_has_a_pod_for_each_process(capsys):
 
 
 def test_the_pbs_script_starts_a_process_on_each_host(capsys, tmp_path):
-    """Run by bash, with a pbsdsh that starts one after the other."""
+    """bash runs the script. A stub of pbsdsh starts the processes one after the other."""
     program = "import json, os; print(json.dumps(dict(os.environ)))"
     command = sys.executable, "-c", program
     script = printed(capsys, *command, processes=1, hosts="2", devices_per_process=8, print_for="pbs")
@@ -137,7 +137,7 @@ def test_the_printed_srun_command_runs(launcher, joined_members):
 @pytest.mark.cluster
 def test_the_printed_mpirun_command_runs_in_a_job_of_slurm(launcher, joined_members, tmp_path):
     command = printed_for_cpus(launcher, "mpirun", "2")
-    # of its own: mpirun writes standard error into the same file in the middle of a line
+    # standard output goes to its own file: in a shared one, mpirun writes standard error into its lines
     (tmp_path / "script").write_text(f"#!/bin/sh\nexec >{tmp_path}/printed\n{command}")
     options = ["--wait", "--nodes=2", "--ntasks-per-node=2", f"--output={tmp_path}/out"]
     launcher.run("sbatch", *options, tmp_path / "script", JAX_PLATFORMS="", XLA_FLAGS="", **AS_ROOT)

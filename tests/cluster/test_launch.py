@@ -1,7 +1,7 @@
 """`feedline launch` with real processes: output, failures and signals, and that no process is left.
 
-A process says that it is ready by a line of output. That one has ended is seen on a file descriptor
-of its own (pidfd), which the kernel makes readable at its end. So nothing here waits for a time.
+A process prints a line when it is ready. When it has ended, the kernel makes its pidfd (a file descriptor)
+readable. So these tests wait for events, not for a fixed time.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ FEEDLINE = [sys.executable, "-m", "feedline._src.tools.main"]
 
 @contextlib.contextmanager
 def started(command, *, before=(), stderr=subprocess.PIPE, **options):
-    """A launcher in a process of its own, which is ended with the block and at the deadline."""
+    """Starts a launcher as a process, and ends it at the end of the block, or at the deadline."""
     options = {"command": command, "processes": 2, **options}
     with programs.started(
         [*before, sys.executable, "-c", LAUNCHER, json.dumps(options)],
@@ -125,7 +125,7 @@ def test_lines_written_in_pieces_are_not_mixed():
 
 
 def test_long_lines_are_not_mixed_when_both_streams_are_one_file():
-    """A pipe takes no more than 4 KiB from a thread without those of another one between."""
+    """After each 4 KiB that a thread writes to a pipe, bytes of another thread may come between."""
     program = "import os\nfor i in range(200): os.write(1 + i % 2, b'x' * 30000 + b'\\n')"
     with started([sys.executable, "-c", program], processes=1, stderr=subprocess.STDOUT) as launcher:
         out, _ = launcher.communicate()
@@ -151,7 +151,7 @@ def await_full(pipe):
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["signal", "failure", "two signals"])
 def test_a_launcher_whose_output_nobody_reads_obeys_signals(end):
-    """As `feedline launch ... | less`: a write blocks there until somebody reads on, or a signal gives that up."""
+    """As in `feedline launch ... | less`: a write blocks until somebody reads, or a signal ends the launcher."""
     fails = "[ $FEEDLINE_PROCESS = 1 ] && { sleep 1; echo the cause >&2; exit 3; }" if end == "failure" else ":"
     with started(sh(ENDLESS % fails)) as launcher:
         pids = [int(launcher.stderr.readline().split()[1]) for _ in range(2)]
@@ -163,7 +163,7 @@ def test_a_launcher_whose_output_nobody_reads_obeys_signals(end):
         if end == "two signals":
             while launcher.poll() is None:
                 launcher.send_signal(signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):  # the next one may be needed, but not sooner
+                with contextlib.suppress(subprocess.TimeoutExpired):  # the launcher may need another signal
                     launcher.wait(3)
         _, err = launcher.communicate()
         code = launcher.returncode
@@ -219,7 +219,7 @@ def test_output_is_complete_although_the_thread_that_copies_it_stands_still():
 
 
 def test_the_first_failure_ends_the_others_and_is_reported():
-    """The others wait for a child process, which must get the signal too. The cause is the last that is shown."""
+    """The others wait for a child process, which must get the signal too. The cause is shown last."""
     script = (
         "trap 'echo asked to end; echo noise >&2; exit' TERM\n"
         "echo ready\n"
@@ -270,7 +270,7 @@ def test_a_process_without_heartbeats_is_named_not_the_one_that_jax_ends():
 
 
 def test_the_process_that_another_one_names_is_shown_though_it_ends_later():
-    """Process 0 ends last if it failed first: it holds what the others read."""
+    """A process 0 that failed first ends last, because the others read from it why they end."""
     script = (
         "trap '' TERM; [ $FEEDLINE_PROCESS = 0 ] && { echo >%s; sleep 0.5; echo cause >&2; exit 3; }\n"
         "read -r a <%s; echo 'feedline: process 0 failed: OSError: no space' >&2; exit 1"
@@ -323,7 +323,7 @@ def test_processes_that_do_not_end_after_a_signal_are_killed():
         launcher.send_signal(signal.SIGTERM)
         _, err = launcher.communicate()
         assert launcher.returncode == 128 + signal.SIGKILL
-        # by the launcher, and not by the kernel for want of memory
+        # killed by the launcher, not by the kernel for want of memory
         assert "signal 9 (Killed), after SIGTERM had been forwarded and 0.1 s had passed; --stop-s allows" in err
 
 
@@ -371,7 +371,7 @@ FAMILY = "trap '' HUP INT TERM; sh -c 'echo $$; exec sleep 1000' & echo $$; wait
 def pids_of_families(launcher, processes):
     lines = lines_until(launcher, 2 * processes, r"\[\d\] \d+\n")
     pids = [int(line.split()[1]) for line in lines]
-    group = os.getpgid(pids[0])  # Its number is the guard's pid.
+    group = os.getpgid(pids[0])  # A group's number is the pid of its first process, the guard.
     assert group not in (os.getpgid(0), *pids)
     return [group, *pids]
 
@@ -395,7 +395,7 @@ def test_no_process_outlives_the_reader_of_the_output():
 
 
 def test_processes_may_still_save_if_the_ctrl_c_has_ended_the_reader_of_the_output():
-    """As `tee`, which gets it, too."""
+    """Ctrl-C also ends a reader such as `tee`."""
     saves = "trap 'echo saves; sleep 0.2; echo saved >&2; exit 3' INT; echo ready; while :; do sleep 0.1; done"
     with started(sh(saves)) as launcher:
         lines_until(launcher, 2, r"\[\d\] ready\n")

@@ -1,4 +1,4 @@
-"""Which launcher started a process, by the variables that real launchers set, whole and in part.
+"""The launcher of a process is found by the variables that real launchers set. Some may be missing.
 
 The dictionaries were taken from Slurm 22.05, Open MPI 4.1.4 and 5.0.11, MPICH 4.0.2 and torchrun of torch 2.13,
 and shortened to what concerns processes. Those of PBS and TORQUE follow their manuals.
@@ -86,7 +86,7 @@ def without(environ, *names):
 
 @pytest.fixture(autouse=True)
 def _mpiexec(monkeypatch):
-    """Where mpiexec of MPICH listens, which no variable says."""
+    """No variable says where mpiexec of MPICH listens; here it is this address."""
     monkeypatch.setattr(mpich, "control_address", lambda: ("node1", "41219"))
 
 
@@ -112,13 +112,13 @@ def _mpiexec(monkeypatch):
         (TORCHRUN, "torchrun", (3, 4, "node1", 1, 2)),
         (SCRIPT_FOR_TORCH, "torchrun's variables", (3, 4, "node1", 0, 1)),
         (SCRIPT_FOR_TORCH | {"MASTER_ADDR": "fd00::2"}, "torchrun's variables", (3, 4, "fd00::2", 0, 1)),
-        # of nested launchers the inner one counts: srun or mpirun starts one torchrun a host; under Slurm mpirun
-        # starts one daemon a node by srun, and mpiexec its proxies; what is set by hand comes first
+        # of nested launchers, the inner one counts: srun or mpirun may start a torchrun on each host; under Slurm,
+        # mpirun and mpiexec start their daemons by srun. Variables that are set by hand come first
         (TORCHRUN | MPI_4 | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"} | TASK, "torchrun", (3, 4, "node1", 1, 2)),
         (MPI_4 | TASK | {"SLURM_STEP_NUM_TASKS": "2"}, "Open MPI", (3, 4, "10.0.0.1", 1, 2)),
         (MPICH | TASK | {"SLURM_STEP_NUM_TASKS": "2"}, "MPICH", (3, 4, "node1", 1, 2)),
         (BY_HAND | TORCHRUN | MPI_4 | TASK | POD | PBS, "environment variables", (1, 4, "node1", 0, 1)),
-        # srun --mpi=pmi2 and --mpi=pmix set these, too, and scripts for srun those of torch for all tasks alike
+        # srun --mpi=pmi2 and --mpi=pmix also set PMI's variables; scripts also set torch's, alike for all tasks
         (TASK | {"SLURM_NTASKS": ""}, "Slurm", (3, 4, "node1", 1, 2)),
         (TASK | {"PMI_RANK": "3", "PMI_SIZE": "4", "PMIX_RANK": "3"}, "Slurm", (3, 4, "node1", 1, 2)),
         (TASK | SCRIPT_FOR_TORCH | {"RANK": "0"}, "Slurm", (3, 4, "node1", 1, 2)),
@@ -149,7 +149,7 @@ def test_each_launcher_gives_a_process_its_place(environ, launcher, expected, mo
         LONE_TASK | {"SLURM_STEP_ID": "4294967290"},  # a shell under salloc that is a step
         LONE_TASK | {"FEEDLINE_COORDINATOR": "node1:1234"},
         TASK | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"},  # a job submitted from within a step
-        BATCH | {"PMIX_RANK": "0", "PMI_RANK": "0", "PMI_SIZE": "4"},  # one within srun --mpi=pmi2
+        BATCH | {"PMIX_RANK": "0", "PMI_RANK": "0", "PMI_SIZE": "4"},  # such a job, from within srun --mpi=pmi2
         without(PBS, "FEEDLINE_PROCESSES", "FEEDLINE_COORDINATOR"),  # a job script, or pbsdsh without a count
         MPI_4 | {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
         MPICH | {"PMI_SIZE": "1", "PMI_RANK": "0"},
@@ -196,7 +196,7 @@ def test_a_job_has_one_port_and_another_job_another(environ, changed, monkeypatc
     assert find({name: others.get(name, value) for name, value in environ.items()}).port == port
     assert find(environ | {changed: "77"}).port != port
     assert find(environ | {"JAX_COORDINATOR_PORT": "4321"}).port == 4321
-    assert find(SCRIPT_FOR_TORCH).port == 29500  # there process 0 listens itself
+    assert find(SCRIPT_FOR_TORCH).port == 29500  # process 0 itself listens there
     of_mpich = find(MPICH).port
     monkeypatch.setattr(mpich, "control_address", lambda: ("node1", "41220"))
     assert find(MPICH).port != of_mpich
@@ -289,7 +289,7 @@ def test_the_second_of_two_processes_on_a_host_gets_its_own_gpus(gpus, own, told
 def test_gpus_that_are_divided_or_have_one_process_are_not_divided():
     bound = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_PER_TASK": "4"}
     assert find(TASK | bound).local_devices is None
-    assert find(MPI_4 | TASK | bound).local_devices == (2, 3)  # srun started mpirun's daemons alone
+    assert find(MPI_4 | TASK | bound).local_devices == (2, 3)  # srun started only mpirun's daemons
     assert find(TASK | {"SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "3,1"}).local_devices is None
 
 

@@ -12,7 +12,7 @@ from feedline._src.cluster.detect import find
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "cluster"
 FEEDLINE = str(Path(sys.executable).with_name("feedline"))
-FEW = ["--steps", "5", "--batch-size", "64", "--json"]  # the last of an option that is given twice counts
+FEW = ["--steps", "5", "--batch-size", "64", "--json"]  # of an option that is given twice, the last counts
 
 
 @pytest.mark.parametrize("name", ["dgx.sbatch", "mpirun.sh"])
@@ -77,7 +77,7 @@ def test_the_sbatch_script_requeues_what_was_stopped_and_keeps_its_caches(batch,
 
 
 def test_the_sbatch_script_ends_when_three_runs_saved_no_step(batch):
-    """Also runs that Slurm requeued, after which the script has no say."""
+    """A run is counted when it starts, so also a run that Slurm itself requeued."""
     steps = [10, "", "", 20, "", "", ""]
     for restarts, step in enumerate(steps):
         ended, did, _ = batch(143, restarts, step)
@@ -111,7 +111,7 @@ def test_the_jobset_starts_processes_that_find_each_other():
 
 
 def lost(written, read, path=""):
-    """The paths of what was written and not read as it was; what was not written may have a default."""
+    """The paths of written values that were not read back unchanged. What was not written may have a default."""
     if isinstance(written, dict) and isinstance(read, dict):
         for name, value in written.items():
             yield from lost(value, read.get(name), f"{path}.{name}")
@@ -123,7 +123,7 @@ def lost(written, read, path=""):
 
 
 def unknown_fields(manifest):
-    """The fields that a JobSet or the Kubernetes pods in it do not have. `ValueError` for a value of a wrong type.
+    """The fields of a manifest that the schema of a JobSet does not have. `ValueError`: a value has a wrong type.
 
     The models are generated from the published schema of Kubernetes and JobSet.
     """
@@ -140,7 +140,7 @@ def test_each_field_of_the_jobset_is_one_of_the_published_schema():
 
 @pytest.mark.cluster
 def test_the_sbatch_script_trains(launcher, tmp_path):
-    """On two nodes without GPUs; options override the lines at its head that ask for GPUs."""
+    """On two nodes without GPUs: the script loses its line that asks for GPUs, and options override others."""
     script = (EXAMPLES / "dgx.sbatch").read_text().replace("#SBATCH --gpus-per-node=8\n", "")
     (tmp_path / "dgx.sbatch").write_text(script)
     options = ["--nodes=2", "--ntasks-per-node=1", f"--output={tmp_path}/log"]
@@ -157,10 +157,10 @@ def test_the_sbatch_script_trains(launcher, tmp_path):
         TMPDIR=str(tmp_path),
     )
     lines = (tmp_path / "log").read_text().splitlines()
-    log = "\n".join(line.partition(": ")[2] for line in lines)  # srun puts the number of the process before it
+    log = "\n".join(line.partition(": ")[2] for line in lines)  # without the process number that srun adds
     (result,) = launcher.printed(subprocess.CompletedProcess("", 0, log))
     assert (result["processes"], result["devices"]) == (2, 4)
-    assert not [*tmp_path.glob("feedline-*"), *Path("/raid").glob("feedline-*")]  # the cache of this job
+    assert not [*tmp_path.glob("feedline-*"), *Path("/raid").glob("feedline-*")]  # the job's cache is gone
 
 
 @pytest.mark.cluster

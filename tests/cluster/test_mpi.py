@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.cluster
 
-# Debian's, which an activated environment hides in the PATH; as root and on any number of cores.
+# Debian's: an activated environment may hide it in PATH. The options allow root, and any number of cores.
 MPIRUN = ["/usr/bin/mpirun", "--allow-run-as-root", "--oversubscribe"]
 MPIRUN_5 = [str(Path(sys.executable).with_name("mpirun")), *MPIRUN[1:]]  # A package of the extra `test`.
 MPICH = "mpiexec.mpich"

@@ -42,7 +42,7 @@ def met(port, process, processes=2, within_s=LONG_S):
 def port():
     with socket.socket() as free:
         while True:
-            port = random.randrange(61_000, 65_536)  # the system gives none of these to a socket that asks for any
+            port = random.randrange(61_000, 65_536)  # a socket that asks for any free port gets none of these
             with contextlib.suppress(OSError):
                 free.bind(("127.0.0.1", port))
                 return port
@@ -84,7 +84,7 @@ def lines(monkeypatch):
 
 
 def test_missing_processes_are_named_in_every_process(port, monkeypatch, lines):
-    """Process 3 had come, and then ended."""
+    """Process 1 never comes; process 3 comes, and then ends."""
     late_s, told = 0, queue.Queue()
     monkeypatch.setattr(rendezvous, "say", told.put)
     monkeypatch.setattr(rendezvous, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + late_s))
@@ -94,7 +94,7 @@ def test_missing_processes_are_named_in_every_process(port, monkeypatch, lines):
         with dying(port, 3, 4):
             assert {lines.get(timeout=LONG_S)[-1:] for _ in range(2)} == {b"2", b"3"}
         for late in (0, 1.5 * LONG_S):
-            late_s = late  # before the second, process 0 has noticed that end
+            late_s = late  # by the second round, process 0 has noticed the end of process 3
             with connected(port) as scanner:
                 scanner.send(b"GET")
                 assert lines.get(timeout=LONG_S) == b"GET"
@@ -112,11 +112,11 @@ def test_missing_processes_are_named_in_every_process(port, monkeypatch, lines):
 
 
 def test_a_process_that_ended_may_come_again_and_nothing_else_holds_others_up(port, monkeypatch, lines):
-    """Other programs, and a process that stands still before it sends its line."""
+    """Neither a port scanner nor a process that has not sent its line delays the others."""
     monkeypatch.setattr(rendezvous, "_LINE_S", 0.01)
     first = met(port, 0, 3)
     with connected(port) as late:
-        with dying(port, 1, 3), connected(port) as other:  # and a port scanner
+        with dying(port, 1, 3), connected(port) as other:  # `other` is a port scanner
             other.send(b"GET / HTTP/1.1\r\n\r\n")
             assert {lines.get(timeout=LONG_S)[:6] for _ in range(2)} == {b"feedli", b"GET / "}
         late.send(b"feedline: 3 2")
@@ -125,7 +125,7 @@ def test_a_process_that_ended_may_come_again_and_nothing_else_holds_others_up(po
 
 
 def test_an_end_is_noticed_before_the_process_that_comes_again(port, monkeypatch):
-    """Both happen while process 0 handles another line, and `select` tells the end last."""
+    """A process ends and comes again while process 0 handles another line, and `select` reports the end last."""
     select, read, held, go = selectors.DefaultSelector.select, rendezvous.process_in, queue.Queue(), queue.Queue()
 
     def ends_last(self, timeout):
@@ -159,7 +159,7 @@ def other_program():
     def answer():
         with contextlib.suppress(OSError):
             while True:
-                with taken.accept()[0] as connection, contextlib.suppress(OSError):  # which may be closed
+                with taken.accept()[0] as connection, contextlib.suppress(OSError):  # the client may be gone
                     connection.send(b"HTTP/1.1 400 Bad Request")
 
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as taken:  # as gRPC does
@@ -186,7 +186,7 @@ def test_the_port_that_the_launcher_reserved_can_be_used_by_its_run():
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_lack_of_files_is_told_to_those_that_have_arrived(port, monkeypatch, lines, late):
-    """The process that was not accepted learns it, even if process 0 has ended before its own call returns."""
+    """The rejected process gets an error, even if process 0 ends before `create_connection` returns."""
     real, connect, accepted = socket.socket.accept, socket.create_connection, []
 
     def accept(listener):
@@ -234,7 +234,7 @@ def test_a_missing_coordinator_is_an_error_at_the_deadline(port, monkeypatch):
 
 
 def test_a_connection_of_a_port_with_itself_is_no_answer(monkeypatch, port):
-    """TCP makes one if the port from which it connects happens to be that to which it connects."""
+    """TCP connects a port with itself if it happens to choose the same port for both ends."""
     real, probed, tries = socket.create_connection, socket.socket.connect_ex, 0
 
     def connect(address, timeout):
@@ -245,7 +245,7 @@ def test_a_connection_of_a_port_with_itself_is_no_answer(monkeypatch, port):
     monkeypatch.setattr(rendezvous, "_RETRY_S", 0.01)
     monkeypatch.setattr(socket, "create_connection", connect)
     other = met(port, 1)
-    while tries < 2:  # the first connection is closed again
+    while tries < 2:  # until the first connection, to itself, was given up
         time.sleep(0.01)
     monkeypatch.setattr(socket.socket, "connect_ex", lambda probe, at: (probe.bind(at), probed(probe, at))[1])
     first = met(port, 0)
@@ -259,7 +259,7 @@ def test_a_time_that_is_none_is_refused(times):
 
 
 def test_a_host_name_that_does_not_resolve_yet_is_tried_again(monkeypatch, port):
-    """A pod gets its name when it starts."""
+    """In Kubernetes, the host name of a pod resolves only once the pod has started."""
     answers = iter([socket.gaierror("Name or service not known"), ConnectionRefusedError("refused")])
     real = socket.create_connection
 
@@ -288,7 +288,7 @@ def test_a_single_process_prints_one_line_and_does_not_join():
     command = [sys.executable, "-c", program]
     done = programs.run(command, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("False 1\n", "feedline: process 0 of 1, found no other\n")
-    with open("/dev/full", "wb") as full:  # nor does it fail where the line cannot be written
+    with open("/dev/full", "wb") as full:  # that the line cannot be written is no failure
         assert programs.run(command, stdout=subprocess.PIPE, stderr=full).stdout == b"False 1\n"
 
 

@@ -72,7 +72,7 @@ def test_a_program_in_a_shell_of_salloc_does_not_join(launcher, joined_members):
     done = launcher.run("salloc", "-N2", "-n2", *launcher.member)
     assert launcher.members(done) == joined_members(1)
     assert re.search(r"Slurm job \d+ has 2 tasks, but srun did not start this one", done.stderr)
-    # Where the administrator has salloc start its shell as a step (LaunchParameters=use_interactive_step).
+    # With LaunchParameters=use_interactive_step, salloc starts its shell as a step, like this srun.
     done = launcher.run("salloc", "-N2", "-n2", "srun", "--interactive", *launcher.member)
     assert launcher.members(done) == joined_members(1)
 
@@ -104,7 +104,7 @@ def test_a_job_submitted_from_within_a_step_does_not_join_it(launcher, joined_me
     ("mpirun", "found"), [("mpirun --allow-run-as-root", "Open MPI"), ("mpiexec.mpich", "MPICH")]
 )
 def test_mpirun_within_a_slurm_job(launcher, joined_members, tmp_path, mpirun, found):
-    """mpirun starts its daemons with srun, so that its processes see srun's variables too."""
+    """mpirun starts its daemons with srun, so its processes see srun's variables too."""
     mpirun = f"{mpirun} -n 2 {words(launcher.member)}"
     done = batch(launcher, tmp_path, mpirun, "--ntasks=2", "--ntasks-per-node=1")
     assert launcher.members(done) == joined_members(2)
@@ -156,9 +156,9 @@ def test_the_sbatch_script_saves_before_the_time_limit_and_resumes_when_requeued
 
 
 def requeued(launcher, job):
-    """Slurm delays a requeued job for two minutes; this releases it earlier, trying again if it was too early.
+    """Slurm delays a requeued job for two minutes. This releases the job after 10 s, and again until it runs.
 
-    Not within seconds: if the old batch script ends after the new one began, Slurm takes that for the end of both.
+    At once would be too early: if the old batch script ends after the new one began, Slurm takes both for ended.
     """
     began = time.monotonic()
     released = began + 10

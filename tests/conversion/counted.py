@@ -1,4 +1,4 @@
-"""Sources for the tests of conversions; processes import them."""
+"""Sources for the tests of conversions, in a module that worker processes can import."""
 
 import fcntl
 import os
@@ -12,7 +12,7 @@ HEIGHT = 3
 
 
 class Counted:
-    """Row i holds numbers made of i. Remembers which rows were read.
+    """A source whose row i holds numbers computed from i. It remembers which rows were read.
 
     Args:
       before_read: is called with the row indices of each read.

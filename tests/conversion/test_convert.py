@@ -43,7 +43,7 @@ def numbers(rows):
 
 
 def converted(source, destination="out", **options):
-    """Files that are finished after each step of a conversion into files of 100 rows."""
+    """How many files are finished after each step of a conversion into files of 100 rows."""
     return list(Conversion.of(open_any(source), destination, None, 100).run(**options))
 
 
@@ -101,7 +101,7 @@ def test_dtypes_that_numpy_does_not_have(form):
 
 def records(kind):
     if kind == "csv":
-        Path("rows.csv").write_text(",name\n0,a\n1,b\n")  # the index of pandas has no name
+        Path("rows.csv").write_text(",name\n0,a\n1,b\n")  # as pandas writes its index, without a name
         return "rows.csv"
     random = np.random.default_rng(2)
     data = [random.bytes(length) for length in (0, 5, 300, 7, 1)]
@@ -193,7 +193,7 @@ def test_destinations_that_hold_something_else():
         converted(np.arange(500))
     with pytest.raises(ValueError, match="other values for its first, middle or last row"):
         converted(np.arange(400) * 2)
-    os.utime("rows.npy", ns=(1, 1))  # whatever the resolution of the clock
+    os.utime("rows.npy", ns=(1, 1))  # another time, whatever the clock's resolution
     with pytest.raises(ValueError, match="a file of the source has another size or time"):
         converted("rows.npy")
     Path("taken").mkdir()
@@ -232,7 +232,7 @@ def test_a_run_that_waited_for_another_one_writes_nothing(monkeypatch):
 
 def failing_at(row, error):
     def before_read(rows):
-        if row in rows and len(rows) > 1:  # and not where single rows are sampled
+        if row in rows and len(rows) > 1:  # reads that sample single rows succeed
             raise error
 
     return Counted(before_read=before_read)
@@ -303,7 +303,7 @@ def test_a_shard_that_another_process_has_written_is_never_removed(monkeypatch):
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_file_that_holds_other_rows_than_were_written(form, monkeypatch):
-    """A file that the disk damaged is never given its name."""
+    """A file that the disk damaged never gets its final name."""
     real = formats._WRITERS[form]
 
     def damaged(path, row, chunks, *sizes):

@@ -27,7 +27,7 @@ PATIENCE_S = 300
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 143)])
 def test_killed_and_run_again(number, code, tmp_path, monkeypatch):
-    """While a process is inside the third file; the result is that of a run that was not killed."""
+    """The signal comes while a worker writes the third file. The next run gives the files of an unharmed run."""
     monkeypatch.chdir(tmp_path)
     os.mkfifo("reached")
     reached = os.open("reached", os.O_RDONLY | os.O_NONBLOCK)
@@ -44,11 +44,11 @@ def test_killed_and_run_again(number, code, tmp_path, monkeypatch):
         assert reached in select.select([reached, ended], [], [], PATIENCE_S)[0]
         run.send_signal(number)
         assert run.wait(PATIENCE_S) == code
-        _, err = run.communicate(timeout=PATIENCE_S)  # when all processes have ended: the one that converts, too
-    for descriptor in (lock, reached, ended):  # no sooner: it could finish the file before it sees its parent gone
+        _, err = run.communicate(timeout=PATIENCE_S)  # returns when all processes have ended, also the worker
+    for descriptor in (lock, reached, ended):  # not sooner, or the worker could finish the file
         os.close(descriptor)
     told = "feedline: terminated; finished files are in out.partial; run the same command to continue\n"
-    if number != signal.SIGKILL:  # else only the resource tracker of multiprocessing speaks
+    if number != signal.SIGKILL:  # after SIGKILL, only multiprocessing's resource tracker writes
         assert err.decode() == told
     kept = {path: path.stat().st_ino for path in Path("out.partial").glob("rows-*")}
     assert [path.name[:10] for path in sorted(kept)] == ["rows-00000", "rows-00001"]
@@ -69,7 +69,7 @@ def test_a_process_that_ends_and_a_function_that_fails():
 
 
 def test_ray_writes_the_same_files(tmp_path):
-    """The example, on a real Ray of this machine."""
+    """Runs the example with a real Ray on this machine."""
     with tempfile.TemporaryDirectory(prefix="ray-") as temporary:  # Ray's sockets need a short path
         environment = {**os.environ, "RAY_TMPDIR": temporary, "HOME": temporary}
         done = programs.run(
@@ -90,7 +90,7 @@ def test_ray_writes_the_same_files(tmp_path):
 
 
 def processes_with(variable):
-    """A descriptor of each process with this environment variable, which is readable once the process ends."""
+    """A pidfd of each process with this environment variable. It is readable once the process has ended."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):  # it has ended

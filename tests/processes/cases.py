@@ -39,7 +39,7 @@ RUNS_ON: dict[str, Collection[Topology]] = {}
 def case(*choices: Iterable[str], on: Callable[..., Collection[Topology]] | None = None) -> Callable[[Case], Case]:
     """Register `function(here, *chosen)` as one case for each combination of the choices.
 
-    It runs on the topologies `on(*chosen)`, without `on` on every topology.
+    It runs on the topologies `on(*chosen)`; if `on` is None, on every topology.
 
     The function returns a tree. Its global arrays are combined from all processes; every other value must be
     equal on all of them, unless it is wrapped as `values.PerProcess`.
@@ -57,7 +57,7 @@ def case(*choices: Iterable[str], on: Callable[..., Collection[Topology]] | None
 
 
 def name_of(function: Case, *chosen: str) -> str:
-    """The name under which `case` registered it; it can be part of a file name."""
+    """The name under which `case` registers a function. It can be part of a file name."""
     return "-".join([function.__name__, *chosen])
 
 

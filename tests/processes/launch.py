@@ -46,7 +46,7 @@ def launch(
 
     Args:
       modules: names of the modules that register the cases.
-      folder: for the results, see `result_of`, and for each process's output.
+      folder: where results (see `result_of`) and the output of each process are written.
       before: the folder of the launch before this one.
       patience_s: per case.
     """

@@ -1,6 +1,6 @@
 """Shardings for a case to run on, each for any number of devices that four divides.
 
-They are trees for a batch with the leaves x [B, 8], y [B] and z [B, 2].
+Each is one sharding, or a tree of shardings, for a batch with the leaves x [B, 8], y [B] and z [B, 2].
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _data(devices: Any) -> Any:
 
 
 def _permuted(devices: Any) -> Any:
-    """The same, the later processes first, and the rows of one process not adjacent."""
+    """Each device has rows of its own. Later processes come first; rows of one process are not adjacent."""
     return _data(devices.reshape(2, -1).T.ravel()[::-1])
 
 
@@ -30,12 +30,12 @@ def _model(devices: Any) -> Any:
 
 
 def _model_across(devices: Any) -> Any:
-    """Half of the rows on every second device: 2 processes are replicas, and need all rows."""
+    """Adjacent devices hold different halves of the rows: 2 processes are replicas, and need all rows."""
     return NamedSharding(Mesh(devices.reshape(-1, 2).T, ("data", "model")), P("data"))
 
 
 def _flattened(devices: Any) -> Any:
-    """The rows over both axes of a mesh, the minor one first."""
+    """The rows are divided over both axes of a mesh, the minor axis first."""
     return NamedSharding(Mesh(devices.reshape(2, -1), ("data", "model")), P(("model", "data")))
 
 
@@ -50,7 +50,7 @@ def _sequence(devices: Any) -> Any:
 
 
 def _skewed(devices: Any) -> Any:
-    """The same, but what one process owns of the cut leaf is no rectangle: 2 x 4 devices own
+    """The same, but the shards of one process form no rectangle. With 2 x 4 devices, the owners are
 
     0 0 1 1
     1 0 0 1

@@ -1,4 +1,4 @@
-"""A meeting of all processes, for cases in which one is not to go on before another; and what they share."""
+"""In a case, the processes can wait for each other, and share a text."""
 
 import collections
 

@@ -1,6 +1,6 @@
 """A program of two processes, one of which does what the other does not: ``out_of_step.py ROLE [FOLDER]``.
 
-It writes "reached" where the test expects that it does not come to.
+It prints "reached" in places that it must not reach.
 """
 
 import sys
@@ -35,7 +35,7 @@ def take(count):
 
 
 if role == "in step":
-    """Moves of all, and one that goes nowhere of one process alone."""
+    """Both processes move. One alone also moves to the place where it already is."""
     take(3)
     feed.seek(2)
     feed.seek(3, 8)

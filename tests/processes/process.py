@@ -43,7 +43,7 @@ def main(
             except Exception:  # noqa: BLE001  the test of this case fails with this traceback
                 value = CaseFailure(traceback.format_exc())
         result_file(Path(folder), name, int(process)).write_bytes(pickle.dumps(value))
-    # jax waits here for the others; whichever of them hangs must have the time to write its stacks first
+    # at exit, jax waits for the others; one that hangs must have the time to write its stacks first
     faulthandler.dump_traceback_later(2 * float(patience_s) + 2, exit=True)
 
 

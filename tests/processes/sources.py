@@ -1,7 +1,7 @@
-"""Rows for a case to read, and what NumPy says of the run over them.
+"""Rows for a case to read, and the batches that a feed of them must deliver, computed by NumPy.
 
-A row is x int32[8], y int32[] and z float32[2]. The oracle of a source is each epoch of it, whole
-and in order; `batches` cuts the global batches out of epochs.
+A row is x int32[8], y int32[] and z float32[2]. A source has a function that returns all rows of an epoch,
+in order; `batches` cuts them into global batches.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Source:
     """The arguments of a feed, and the rows that it must deliver.
 
     Attributes:
-      arguments: of `Feed`, given a folder to write files to.
-      epoch: the rows of an epoch, whole and in order.
+      arguments: returns the arguments of `Feed`, given a folder to write files to.
+      epoch: returns all rows of an epoch, in order.
       streams: whether it has no random access: it then pads a batch with rows of that batch.
     """
 
@@ -46,7 +46,7 @@ class Source:
     streams: bool = False
 
     def feed(self, here: Here, layout: str, size: int, **options: Any) -> feedline.Feed:
-        """A feed of it, in a case."""
+        """A feed of this source, in a case."""
         arguments = self.arguments(here.folder)
         return feedline.Feed(**arguments, batch_size=size, sharding=sharding_of(layout, here.devices), **options)
 
@@ -71,7 +71,7 @@ def _transformed(folder: Path) -> dict[str, Any]:
 
 
 def _augment(batch: Batch, rows: feedline.Rows) -> Batch:
-    """Rotates each row of x by its key, and returns what the argument `rows` holds."""
+    """Rotates each row of x by its key. The other leaves hold index, epoch and position of the rows."""
     columns = (np.arange(8, dtype=np.uint64) + rows.key[:, None]) % 8
     return {
         "x": np.take_along_axis(batch["x"], columns.astype(np.int64), axis=1),
@@ -91,7 +91,7 @@ def _augmented(epoch: int) -> Batch:
 
 
 def _encoded(folder: Path) -> dict[str, Any]:
-    """Files of x, which are decoded as `_augment` changes rows."""
+    """One file for each row. Decoding it gives what `_augment` gives."""
     files = folder / "encoded"
     files.mkdir(parents=True)
     for row, x in enumerate(ROWS["x"]):
@@ -107,7 +107,7 @@ def _decode(record: bytes, out: Batch, row: Any) -> None:
 
 
 def _dataset() -> grain.MapDataset[Batch]:
-    """Each row with random numbers for z: Grain's own, which differ between epochs."""
+    """The rows, with random numbers of Grain as z. They differ between epochs."""
     rows = grain.MapDataset.range(N).map(lambda i: {name: leaf[i] for name, leaf in ROWS.items()})
     return rows.seed(3).random_map(lambda row, generator: {**row, "z": generator.random(2, np.float32)})
 
@@ -122,7 +122,7 @@ def _recorded(epoch: int) -> Batch:
 
 
 def _stream() -> grain.IterDataset[Batch]:
-    """Some of those rows: a stream, whose length is unknown before it is read."""
+    """A stream of some of these rows. Its length is unknown before it is read."""
     return _dataset().to_iter_dataset(grain.ReadOptions(1, 2)).filter(lambda row: row["y"] % 7 != 0)
 
 
@@ -141,7 +141,7 @@ SOURCES = {
 
 
 def batches(source: Source, epochs: int, size: int, remainder: str) -> list[Batch]:
-    """The global batches of the first epochs, the last one "drop"s, "pad"s or "wrap"s."""
+    """The global batches of the first epochs. Incomplete ones are treated as `remainder` says."""
     parts = [source.epoch(epoch) for epoch in range(epochs)]
     if remainder == "wrap":
         parts = [jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)]
@@ -159,6 +159,6 @@ def _slice(rows: Batch, start: int, size: int) -> Batch:
 
 def _padded(rows: Batch, start: int, size: int, streams: bool) -> Batch:
     n = len(rows["y"])
-    again = np.arange(start if streams else 0, n)  # what fills the batch up, as often as needed
+    again = np.arange(start if streams else 0, n)  # the rows that fill up the batch, repeated as needed
     at = np.concatenate([np.arange(start, min(start + size, n)), np.resize(again, max(0, start + size - n))])
     return {**{name: leaf[at] for name, leaf in rows.items()}, "valid": np.arange(start, start + size) < n}

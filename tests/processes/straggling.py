@@ -35,7 +35,7 @@ class Source:
 
 
 mesh = Mesh(np.array(jax.devices()), ("data",))
-step = jax.jit(lambda x: jnp.mean(x))  # every process needs the rows of all
+step = jax.jit(lambda x: jnp.mean(x))  # it needs the rows of all processes
 with feedline.Feed(Source(), 64, NamedSharding(mesh, P("data")), reading=feedline.Reading(threads=2)) as feed:
     for _ in range(60):
         step(next(feed)["x"]).block_until_ready()

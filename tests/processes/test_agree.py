@@ -32,7 +32,7 @@ def wide(batch, rows):
 
 
 def given(field, here, odd):
-    """The arguments of a feed, of which one differs in the odd process."""
+    """The arguments of a feed. In the odd process, `field` differs."""
     sharding = sharding_of("permuted" if field == "sharding" and odd else "data", here.devices)
     changed = {
         "name": {"name": "eval"},
@@ -67,7 +67,7 @@ FIELDS = {
 
 
 def refused(**arguments):
-    """The message of the error that a feed raises, the process that it names, and how long that took."""
+    """The message of the error that a feed raises, the process that it names, and the seconds until then."""
     began = time.monotonic()
     with pytest.raises(feedline.ProcessError) as raised:
         feedline.Feed(**arguments)
@@ -116,7 +116,7 @@ def cannot_read_on_one(here):
 
 
 def test_a_process_that_cannot_build_its_feed_ends_the_wait_of_the_others(outcome):
-    """The error there names stage, process and row once."""
+    """The error in the others names stage, process and row once."""
     found = outcome(FOUR, cannot_read_on_one)
     for told, where, waited_s in found[:ODD] + found[ODD + 1 :]:
         assert where == {"stage": "read", "process": ODD, "row": 0}

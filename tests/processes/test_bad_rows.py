@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 SIZE, EPOCHS = 16, 2
 BAD = [4, 20, 21]
 LAYOUTS = ["data", "model_across", "sequence", "columns"]
-FIRST = 1  # what stands in, of a stream
+FIRST = 1  # the substitute in a stream, its first item
 
 
 def _rows():
@@ -100,7 +100,7 @@ def test_substitutes_of_bad_rows_do_not_depend_on_processes(outcome, source, lay
                 np.testing.assert_array_equal(batch[name], leaf[rows], f"{name} on {topology}")
             valid = batch.get("valid", np.ones(SIZE, bool))
             np.testing.assert_array_equal(valid, ~bad | (policy == "substitute"), f"valid on {topology}")
-        if source == "stream":  # whose items may be others in each epoch
+        if source == "stream":  # its items may differ between epochs
             assert found["counted"] == [len(rows) for rows in found["listed"]]
         else:
             assert all(len(rows) == len(set(rows)) for rows in found["listed"])
@@ -112,7 +112,7 @@ def test_substitutes_of_bad_rows_do_not_depend_on_processes(outcome, source, lay
 
 @case(["sequence", "columns"])
 def raised(here, layout):
-    """With sharded columns, the processes that read the number that does not fit raise."""
+    """The place of the error, or None. With sharded columns, only processes that read the wrong number raise."""
     with feedline.Feed(_rows(), SIZE, sharding_of(layout, here.devices), order=ORDER, prefetch=0) as feed:
         try:
             for _ in range(3):

@@ -1,4 +1,4 @@
-"""A feed in a checkpoint of Orbax is restored on other topologies: rows, and lanes by their processes."""
+"""A feed of rows or lanes is restored from a checkpoint of Orbax on other topologies."""
 
 import shutil
 
@@ -31,7 +31,7 @@ KINDS = {"rows": {"x": np.arange(640, dtype=np.int32)}, "lanes": feedline.Lanes(
 
 @case(KINDS)
 def a_checkpointed_leg(here, kind):
-    """A few batches from the checkpoint of the topology before this one, and a checkpoint at the end."""
+    """Resumes from the checkpoint of the topology before this one, takes a few batches, and saves another."""
     before = here.before()
     folder = new_folder(f"items-{kind}") if before is None else before["folder"]
     options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False)

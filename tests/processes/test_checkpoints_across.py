@@ -26,7 +26,7 @@ from .values import PerProcess
 pytestmark = pytest.mark.slow
 
 LEGS = [*TOPOLOGIES, ALONE]
-STEPS, N = 5, 200  # of a leg, rows
+STEPS, N = 5, 200  # steps on each topology; rows
 RANDOM = np.random.default_rng(0)
 ROWS = {"image": RANDOM.integers(256, size=(N, 8), dtype=np.uint8), "label": RANDOM.integers(10, size=N)}
 
@@ -58,7 +58,7 @@ def losses_of(mode, steps, rows=ROWS, folder=None):
 
 
 def new_folder(kind):
-    """A path that nothing has, the same in all processes."""
+    """An unused path, the same in all processes."""
     path = os.path.join(tempfile.gettempdir(), f"feedline-{kind}-{secrets.token_hex(8)}")
     return Path(shared(f"checkpoints-{kind}", path))
 
@@ -89,7 +89,7 @@ def test_training_resumes_on_other_topologies(outcome, kind):
 
 @case()
 def a_directory_for_each_process(here):
-    """What each process is told; Orbax would wait for files that other processes see."""
+    """The error in each process. Without the check, Orbax would wait for files that other processes see."""
     usual, module._SEEN_S = module._SEEN_S, 0.0
     try:
         if jax.process_index() == 0:

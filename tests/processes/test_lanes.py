@@ -44,7 +44,7 @@ def lanes_of(lengths, read=lambda lane, i: None):
 
 
 def epoch_of(lengths, size, remainder, begun=0):
-    """y and valid of the batches of an epoch, after `begun` items of each lane."""
+    """Yields (y, valid) for each batch of an epoch, from item `begun` of each lane on."""
     share = size // len(lengths)
     for start in range(begun, max(lengths), share):
         left = [min(max(n - start, 0), share) for n in lengths]
@@ -149,7 +149,7 @@ def test_a_checkpoint_is_resumed_on_other_topologies_and_batch_sizes(outcome, la
         begun += 2 * size // 4
     expected += list(epoch_of([40, 31, 90, 33], SIZES[3], "drop"))[
         :2
-    ]  # of the next epoch: 3 items are no share of 6
+    ]  # of the next epoch: one lane has 3 items left, of the 6 for a batch
     assert_holds([batch for leg in legs for batch in leg["batches"]], expected)
     assert [json.loads(leg["state"])["step"] for leg in legs] == [2, 4, 6, 8]
 
@@ -217,7 +217,7 @@ def test_an_interrupt_during_the_all_gather_does_not_stop_other_processes(outcom
 
 @case()
 def all_go_back(here):
-    """Every process seeks to the start, past windows whose keys are deleted and windows whose keys are not."""
+    """Every process seeks to the start, past rounds of the all-gather with deleted keys, and rounds with keys."""
     with feedline.Feed(lanes_of([400] * 4), SIZE, sharding_of("data", here.devices)) as feed:
         for back in range(3):
             batches = [batch for _, batch in zip(range(40 * back + 3), feed, strict=False)]
@@ -248,7 +248,7 @@ def is_closed_while_it_waits(here):
             reader = threading.Thread(target=read)
             reader.start()
             service = coordination()
-            while not service.dir(f"{feed._stages.access.gather._path}/"):  # until its loader has come there
+            while not service.dir(f"{feed._stages.access.gather._path}/"):  # until its loader is in the all-gather
                 pass
             feed.close(PATIENCE_S)
             reader.join(PATIENCE_S)
@@ -289,7 +289,7 @@ def test_prefetch_auto_is_refused(outcome, topology):
 
 @case(["0", "1", "2", "8"], on=lambda prefetch: TWO_OR_FOUR)
 def begins_again_in_short_epochs(here, prefetch):
-    """One process discards what it has read ahead, which spans many epochs of one batch each."""
+    """One process discards the batches that it has read ahead. Each epoch is one batch."""
     lanes, sharding = lanes_of([5] * 4), sharding_of("data", here.devices)
     with feedline.Feed(lanes, SIZE, sharding, epochs=40, prefetch=int(prefetch)) as feed:
         batches = []

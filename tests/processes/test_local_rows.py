@@ -31,7 +31,7 @@ BY_HAND = {
     (Topology(2, 2), "data"): ["0-7", "8-15"],
     (Topology(4, 1), "data"): ["0-3", "4-7", "8-11", "12-15"],
     (Topology(2, 4), "data"): ["0-7", "8-15"],
-    # devices, as the mesh has them: 3 1 2 0, and 7 3 6 2 5 1 4 0
+    # order of devices in the mesh: 3 1 2 0 (of 4), 7 3 6 2 5 1 4 0 (of 8)
     (Topology(2, 2), "permuted"): ["4-7 12-15", "0-3 8-11"],
     (Topology(4, 1), "permuted"): ["12-15", "4-7", "8-11", "0-3"],
     (Topology(2, 4), "permuted"): ["2-3 6-7 10-11 14-15", "0-1 4-5 8-9 12-13"],
@@ -41,7 +41,7 @@ BY_HAND = {
     (Topology(2, 2), "model_across"): ["0-15", "0-15"],
     (Topology(4, 1), "model_across"): ["0-7", "8-15", "0-7", "8-15"],
     (Topology(2, 4), "model_across"): ["0-15", "0-15"],
-    # blocks of rows on devices 0 2 1 3, and 0 4 1 5 2 6 3 7
+    # the blocks of rows lie on devices 0 2 1 3 (of 4), 0 4 1 5 2 6 3 7 (of 8)
     (Topology(2, 2), "flattened"): ["0-3 8-11", "4-7 12-15"],
     (Topology(4, 1), "flattened"): ["0-3", "8-11", "4-7", "12-15"],
     (Topology(2, 4), "flattened"): ["0-1 4-5 8-9 12-13", "2-3 6-7 10-11 14-15"],
@@ -62,7 +62,7 @@ def _ranges(text):
 
 @case(LAYOUTS)
 def by_hand(here, layout):
-    """Batches of which each process passes its own rows and columns to `prefetch_to_mesh`, some on a device."""
+    """Each process passes its own rows and columns to `prefetch_to_mesh`, every second batch on a device."""
     sharding = sharding_of(layout, here.devices)
     expected = batches(SOURCES["memory"], 1, SIZE, "drop")
     shardings = jax.tree.broadcast(sharding, expected[0])

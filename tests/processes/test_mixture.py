@@ -1,4 +1,4 @@
-"""A mixture with phases, in batches whose size changes: the same on any processes, and after a resume."""
+"""A mixture with phases, in batches whose size changes: the same on any topology, and after a resume."""
 
 import itertools
 import json
@@ -32,7 +32,7 @@ def mixture():
 
 
 def whole(count):
-    """The first rows of the run, as columns."""
+    """The first `count` rows of the run, as columns."""
     order = mixture().order
     run = oracle.run(order.lengths, order.orders, PHASES, "endless", count)
     rows = [order.firsts[source] + row for _, source, _, row in run]

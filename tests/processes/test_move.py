@@ -1,4 +1,4 @@
-"""`feed.move` on several processes: the rows of a feed that did not move, and errors where processes disagree."""
+"""`move` and `set_weights` on several processes: the rows are right, and processes that disagree get errors."""
 
 import itertools
 
@@ -25,7 +25,7 @@ SIZE = 16
 
 @case()
 def moves(here):
-    """A batch each on all devices, on others in another layout, on one device of each process, and on all."""
+    """One batch on all devices, one in another layout, one on one device of each process, one on all again."""
     of_processes = [next(group) for _, group in itertools.groupby(here.devices, lambda d: d.process_index)]
     one_each = NamedSharding(Mesh(np.array(of_processes), ("data",)), P("data"))
     with feedline.Feed(ROWS, SIZE, sharding_of("data", here.devices), order=ORDER, epochs=3) as feed:
@@ -33,7 +33,7 @@ def moves(here):
         for sharding in (sharding_of("model_across", here.devices), one_each, sharding_of("data", here.devices)):
             feed.move(sharding)
             in_step = feed._stages.in_step
-            assert in_step is None or in_step.batches == len(found)  # what errors name
+            assert in_step is None or in_step.batches == len(found)  # errors name this count
             found.append(next(feed))
     return found
 
@@ -47,7 +47,7 @@ def test_the_rows_of_a_feed_that_moves_are_those_of_one_that_does_not(outcome, t
 
 @case(on=lambda: TOPOLOGIES[:1])
 def moves_at_other_places(here):
-    """What a process is told that moves in another epoch than the other one. Its feed is where it was."""
+    """The error in each process if the two move in different epochs. The feeds stay where they were."""
     with feedline.Feed(ROWS, SIZE, sharding_of("data", here.devices), order=ORDER) as feed:
         before = feed.options.sharding
         feed.seek(jax.process_index())
@@ -66,7 +66,7 @@ def test_processes_that_move_at_other_places_are_told_on_each(outcome):
 
 @case()
 def weighs(here):
-    """Batches before and after new weights; and, of two processes, what each is told that gives other ones."""
+    """Batches before and after new weights, and the error in each process if all give different weights."""
     sources = {name: {"x": np.arange(100 * i, 100 * i + 100)} for i, name in enumerate("ab")}
     told = ""
     with feedline.Feed(feedline.Mixture(sources, {"a": 1, "b": 1}), 16, sharding_of("data", here.devices)) as feed:
@@ -76,7 +76,7 @@ def weighs(here):
         with pytest.raises(feedline.ProcessError) as raised:
             feed.set_weights({"a": 1, "b": 1 + jax.process_index()})
         told = str(raised.value)
-        if (in_step := feed._stages.in_step) is not None:  # all have arrived here after the new weights
+        if (in_step := feed._stages.in_step) is not None:  # the second call has deleted the keys of the first
             path, _, number = in_step.key.rpartition("/")
             assert coordination().dir(f"{path}/{int(number) + 1}") == {}
         found.append(next(feed))
@@ -99,7 +99,7 @@ def items(lane, count):
 
 @case(on=lambda: TOPOLOGIES[:1])
 def moves_lanes(here):
-    """Why a feed of two lanes does not move where the processes would change lanes; and the batch after that."""
+    """The error of a move that would exchange the lanes of two processes, and the batch after it."""
     with feedline.Feed(feedline.Lanes(items, 2), 8, sharding_of("data", here.devices)) as feed:
         next(feed)
         swapped = NamedSharding(Mesh(np.array(here.devices[::-1]), ("data",)), P("data"))

@@ -1,4 +1,4 @@
-"""Processes that take different batches of a feed are told, all of them, with names and counts.
+"""If processes take different batches of a feed, all of them get an error with names and counts.
 
 These are real runs. tests/agreement/test_in_step.py has every case of the comparison, over a service in one
 process.

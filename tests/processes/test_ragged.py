@@ -24,7 +24,7 @@ POLICIES = ["raise", "substitute"]
 
 @case(LAYOUTS, POLICIES, on=lambda layout, policy: TWO_OR_FOUR)
 def a_ragged_pass(here, layout, policy):
-    """The batches of two epochs; then, from the state after the third of them, the rest again."""
+    """The batches of two epochs; and again those after the third batch, from the state there."""
     values = VALUES.copy()
     if policy == "substitute":
         values[OFFSETS[BAD]] = 2**40  # does not fit int32

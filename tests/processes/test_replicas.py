@@ -26,7 +26,7 @@ def row(i):
 
 
 def fed(here, every, layout=None, dataset_row=row, epochs=1, steps=1):
-    """How many batches this process got, and the error that ended its feed; all processes go in step.
+    """How many batches this process got, and the error that ended its feed: the process that it names, its text.
 
     Without a `layout`, two processes supply the same rows.
     """
@@ -89,7 +89,7 @@ def test_batches_that_are_not_checked_are_delivered(outcome, topology, why):
 
 @case()
 def agreeing(here):
-    """More checks of equal rows than are kept, while one process is far ahead."""
+    """More checks of equal rows than the service keeps. A process may be far ahead of the others."""
     same = lambda i: {"x": np.arange(3, dtype=np.float32) + i}  # noqa: E731
     return fed(here, every=1, dataset_row=same, epochs=4)
 

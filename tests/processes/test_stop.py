@@ -73,7 +73,7 @@ def test_all_processes_save_the_same_step_and_training_resumes_exactly(tmp_path,
 
 
 def test_a_signal_to_one_process_ends_the_loop_of_all(tmp_path, measured):
-    """In a loop that calls `should_stop` itself; the signal goes to a process other than process 0."""
+    """The program calls `should_stop` in its own loop. The signal goes to process 1."""
     tell = ["sh", "-c", 'echo "pid $$"; exec "$@"', "-", *EXAMPLE, str(tmp_path / "a"), str(ENDLESS)]
     with programs.started([*LAUNCH, *tell], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
         pids, trains = {}, False
@@ -147,7 +147,7 @@ WITH_WORKERS = (
 
 
 def test_worker_processes_keep_reading_after_the_signal(tmp_path):
-    """Slurm, `feedline launch` and Ctrl-C at a terminal signal every process of a job."""
+    """Slurm, `feedline launch` and a terminal's Ctrl-C send the signal to every process of a job."""
     (tmp_path / "script.py").write_text(WITH_WORKERS)
     done = programs.run(
         [sys.executable, tmp_path / "script.py", tmp_path / "rows.npy"],

@@ -36,7 +36,7 @@ def test_two_processes_write_two_traces(tmp_path):
         events = names["merged"](paths, clock)["traceEvents"]
         spans = {(e["pid"], e["args"]["step"]): e for e in events if e["name"] == "step"}
         assert sorted(spans) == [(process, step) for process in range(2) for step in range(1, 11)]
-        for step in range(1, 10):  # a step needs both processes: where one is in it, the other one is, too
+        for step in range(1, 10):  # a step needs both processes, so their spans of it overlap
             first, second = spans[0, step], spans[1, step]
             assert max(first["ts"], second["ts"]) < min(first["ts"] + first["dur"], second["ts"] + second["dur"])
         assert {e["args"]["bytes"] for e in spans.values()} == {32 * 16}

@@ -1,4 +1,4 @@
-"""Settings that each process changes at moments of its own change no batch and no state of any process."""
+"""Each process changes its settings at its own moments. That changes no batch and no state of any process."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""What the tests of processes rest on: a failure, a difference and a missing part fail the test."""
+"""The helpers of these tests: a failure, a difference or a missing part fails the test."""
 
 import numpy as np
 import pytest
