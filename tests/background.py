@@ -1,4 +1,4 @@
-"""Threads in tests: run a function on one, and see that none is left behind; objects that must be freed."""
+"""Helpers of tests: run functions on threads, find threads that do not end, wait until an object is freed."""
 
 import functools
 import gc
@@ -7,16 +7,16 @@ import time
 from concurrent.futures import Future
 
 PATIENCE_S = 30
-"""How long a test waits for what comes at once unless something is broken."""
+"""A test waits at most this long for something that normally comes at once."""
 
 
 def spawn(function):
-    """A future of what `function` returns or raises on a thread that never holds up a failed test."""
+    """Run `function` on a daemon thread. Returns a future of what it returns or raises."""
     return _started(function)[0]
 
 
 def _started(function):
-    """That future, and the thread."""
+    """Run `function` on a daemon thread. Returns the future of its result, and the thread."""
     future = Future()
 
     def run():
@@ -31,7 +31,7 @@ def _started(function):
 
 
 def at_once(function, arguments):
-    """What `function` returns for each argument, on threads that begin together; or what it raises on one."""
+    """Call `function` with each argument on threads that begin together. Returns results, or raises an error."""
     together = threading.Barrier(len(arguments))
 
     def begin(argument):
@@ -41,7 +41,7 @@ def at_once(function, arguments):
     running = [_started(functools.partial(begin, argument)) for argument in arguments]
     found = [future.result(2 * PATIENCE_S) for future, _ in running]
     for _, thread in running:
-        thread.join(PATIENCE_S)  # until then it refers to what the function used
+        thread.join(PATIENCE_S)  # a running thread still refers to what the function used
     return found
 
 
@@ -60,7 +60,7 @@ def left_behind(before):
 
 
 def is_collected(reference):
-    """Collect garbage until a weak reference is dead. `gc.collect` does nothing while another thread collects."""
+    """Whether a weak reference dies. `gc.collect` is repeated: it does nothing while another thread collects."""
     deadline = time.monotonic() + PATIENCE_S
     while reference() is not None and time.monotonic() < deadline:
         gc.collect()

@@ -1,6 +1,6 @@
-"""Small files that promise or expand to gigabytes. Opens each under a memory limit, and prints what became of it.
+"""Small files that claim to hold gigabytes, or expand to them. Reads each under a memory limit, prints the result.
 
-A program of tests/test_security.py: one process for all of them.
+tests/test_security.py runs this program once for all files.
 """
 
 import io
@@ -26,7 +26,7 @@ FOLDER = Path(sys.argv[1])
 
 
 def deflated(size, bits=15):
-    """So many zeros, compressed."""
+    """`size` zero bytes, compressed."""
     compressor = zlib.compressobj(6, zlib.DEFLATED, bits)
     zeros = bytes(1 << 24)
     parts = [compressor.compress(zeros[: min(len(zeros), size - at)]) for at in range(0, size, len(zeros))]
@@ -158,7 +158,7 @@ def read(path):
 
 
 def memory_kib(name):
-    """VmRSS: the memory in use. VmHWM: the most since that was reset."""
+    """VmRSS: the memory in use. VmHWM: the most memory in use since VmHWM was reset."""
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
     return int(line.split()[1])
 

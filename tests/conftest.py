@@ -1,4 +1,4 @@
-"""Settings for every test: eight CPU devices, compilations, signals, lanes, garbage."""
+"""Settings for every test: eight CPU devices, JAX's compilation cache, signals, slow tests, garbage collection."""
 
 import gc
 import os
@@ -26,7 +26,7 @@ ONLY_SLOW_TESTS = re.compile(r"^pytestmark = pytest.mark.(slow|nightly)$", re.MU
 
 restore_signals()
 
-# a busy machine is no failure
+# a test that is slow on a busy machine does not fail
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-machine")
 
@@ -43,14 +43,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """The fast lane imports no file that has slow tests only: it may need what only `[test-all]` installs."""
+    """With `-m "not slow"`, import no file of slow tests only, which may need what only `[test-all]` installs."""
     fast = config.option.markexpr == "not slow" and collection_path.suffix == ".py"
     return True if fast and ONLY_SLOW_TESTS.search(collection_path.read_text()) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What the markers imply, and which tests one worker of pytest-xdist runs."""
+    """Mark cluster and nightly tests as slow, and group the tests that one worker of pytest-xdist must run."""
     for item in items:
         if item.get_closest_marker("cluster") or item.get_closest_marker("nightly"):
             item.add_marker("slow")
@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """No garbage collection looks at what is loaded by now, which never becomes garbage: each took 0.4 s of it."""
+    """Garbage collections skip what is loaded by now: it never becomes garbage, but costs 0.4 s each time."""
     grouped = [item for item in session.items if item.get_closest_marker("xdist_group")]
     if session.config.getoption("loadgroup", False) and not all("@" in item.nodeid for item in grouped):
         raise pytest.UsageError("pytest-xdist does not group tests with this version of pytest")

@@ -1,4 +1,4 @@
-"""How long a fault took until the user learned of it, for the tables of docs/faults.md."""
+"""Records how long after a fault the user learned of it, for the tables of docs/faults.md."""
 
 import json
 import os
@@ -11,7 +11,7 @@ TIMES = "FEEDLINE_FAULT_TIMES"
 
 @pytest.fixture
 def measured(request):
-    """`measured(fault, seconds)` notes it; `fault` is the first cell of a row."""
+    """`measured(fault, seconds)` writes a measurement. `fault` is the first cell of its row in docs/faults.md."""
 
     def note(fault, seconds):
         if TIMES in os.environ:

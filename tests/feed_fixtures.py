@@ -1,4 +1,4 @@
-"""A mesh of the eight CPU devices, what a feed delivers as NumPy, threads, and what every source must do."""
+"""Fixtures: a sharding over the eight CPU devices, batches as NumPy arrays, checks of threads and of sources."""
 
 import threading
 
@@ -36,7 +36,7 @@ def delivered():
 
 @pytest.fixture(scope="session")
 def is_source_of():
-    """Whether a source reads as the tree of whole arrays that it was written from."""
+    """Check that a source has the length, spec and rows of the tree of arrays that it was written from."""
 
     def check(source, whole):
         assert len(source) == len(jax.tree.leaves(whole)[0])

@@ -1,8 +1,8 @@
-"""One of the processes of test_four_processes.py: rows, a resume, and a row that only one process fails to read.
+"""Each process of test_four_processes.py: reads rows, resumes, and meets a bad row that only one process reads.
 
     feedline launch --processes 4 --cpu --devices-per-process 1 -- python four_processes.py FOLDER
 
-It writes what it saw to `FOLDER/PROCESS.json` before it reads that row.
+Before the bad row, each process writes the rows that it saw to `FOLDER/PROCESS.json`.
 """
 
 import json
@@ -30,7 +30,7 @@ def damage(batch, rows):
 
 
 def part_of(batch):
-    """The rows that lie on this process: [where each begins in the batch, its value]."""
+    """[(offset of its first row in the batch, its rows)] of each shard on this process's devices."""
     return [(shard.index[0].start, np.asarray(shard.data).tolist()) for shard in batch["y"].addressable_shards]
 
 

@@ -1,4 +1,4 @@
-"""A program as two processes, under `feedline launch`."""
+"""Runs a program as two processes, under `feedline launch`."""
 
 import sys
 
@@ -10,7 +10,7 @@ LAUNCH = [*FEEDLINE, "launch", "--processes", "2", "--cpu", "--devices-per-proce
 
 
 def launched(*command):
-    """What `command` wrote as two processes of two CPU devices each, which all ended well."""
+    """Run `command` as two processes of two CPU devices each; both must succeed. Returns a `CompletedProcess`."""
     done = programs.run([*LAUNCH, *command], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     return done

@@ -6,9 +6,9 @@ import resource
 
 @contextlib.contextmanager
 def limited(kind, soft):
-    """Set a limit, such as `resource.RLIMIT_FSIZE`, beyond which a file fails as on a full disk.
+    """Set a resource limit. Writes to a file beyond `resource.RLIMIT_FSIZE` fail as on a full disk.
 
-    Not a fixture, which would limit pytest's log as well.
+    This is no fixture, because a fixture would limit pytest's log as well.
     """
     before = resource.getrlimit(kind)
     resource.setrlimit(kind, (soft, before[1]))

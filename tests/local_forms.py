@@ -1,4 +1,4 @@
-"""Forms of process-local batches, and their plan, for processes that are given by their devices."""
+"""Plans process-local batches, given the devices of each process."""
 
 import dataclasses
 
@@ -13,8 +13,8 @@ def planned(spec, size, sharding, processes, *, lanes=0, reads_columns=False, se
     """The plan, and the form of each process's part of a batch, for rows of this spec.
 
     Args:
-      processes: of each process its devices.
-      reads_columns: whether a source can read some columns of a leaf alone.
+      processes: the devices of each process.
+      reads_columns: whether the source can read only some columns of a leaf.
     """
     rows = RowSpec.of(spec)
     asked = FeedOptions(None, size, sharding, **options)

@@ -1,4 +1,4 @@
-"""What stands at each position of a mixture, by loops over single rows: Tijdeman's rule, and counters."""
+"""Finds the row at each position of a mixture by Tijdeman's rule and counters, in loops over single rows."""
 
 from fractions import Fraction
 
@@ -24,7 +24,7 @@ def run(lengths, orders, phases, end, most):
     """The first `most` rows of a run: (epoch of the mixture, source, epoch of the source, row of the source).
 
     Args:
-      phases: (first position, counts).
+      phases: [(first position, the number of rows of each source in a block)].
     """
     taken, found, epoch = [0] * len(lengths), [], 0
     blocks = [places(counts) for _, counts in phases]

@@ -1,4 +1,4 @@
-"""Programs that tests start: they have the usual signals, a limit on their time, and are killed in the end."""
+"""Starts programs for tests, with the usual signals and a time limit, and kills them at the end."""
 
 import contextlib
 import os
@@ -9,14 +9,14 @@ import threading
 from pathlib import Path
 
 PATIENCE_S = 300
-"""How long a program may take unless its test says otherwise: what hangs fails its test, and no more."""
+"""How long a program may take unless its test says otherwise. A program that hangs fails only its own test."""
 
 
 def restore_signals():
     """Let the programs that this process starts receive the signals that this process ignores.
 
-    `nohup`, and `&` in a script, start a program with signals ignored. Its child programs inherit that, but no
-    handler: an empty one here means the default there, and a hangup still does not end this process.
+    `nohup`, and `&` in a script, start a program with signals ignored. Child programs inherit an ignored signal,
+    but no handler. So with an empty handler here they get the default, and a hangup still does not end pytest.
     """
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -30,7 +30,7 @@ def importing(**variables):
 
 @contextlib.contextmanager
 def started(command, *, limit_s=PATIENCE_S, **options):
-    """A program in a session of its own, whose processes are killed with the block, or after `limit_s`."""
+    """Start a program in its own session. Kill all processes in it after the block, or after `limit_s`."""
     with subprocess.Popen(command, start_new_session=True, **options) as program:
         limit = threading.Timer(limit_s, _kill, [program.pid])
         limit.daemon = True
@@ -43,7 +43,7 @@ def started(command, *, limit_s=PATIENCE_S, **options):
 
 
 def run(command, *, timeout=PATIENCE_S, check=False, capture_output=False, **options):
-    """What `subprocess.run` returns, of a program that is `started`."""
+    """Like `subprocess.run`, for a program that `started` starts."""
     if capture_output:
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with started(command, limit_s=timeout + PATIENCE_S, **options) as program:
@@ -55,19 +55,19 @@ def run(command, *, timeout=PATIENCE_S, check=False, capture_output=False, **opt
 
 
 def _kill(session):
-    """Kill all processes of a session, in as many process groups as they are in."""
+    """Kill all processes of a session, whatever process groups they are in."""
     killed = set()
-    while new := {session, *_groups_of(session)} - killed:  # again: there may be another group since
+    while new := {session, *_groups_of(session)} - killed:  # repeated, because a group may have been added since
         for group in new:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)  # also what is being started
+                os.killpg(group, signal.SIGKILL)  # also kills a process that is being started
         killed |= new
 
 
 def _groups_of(session):
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             _, _, group, its_session, *_ = (process / "stat").read_text().rpartition(")")[2].split()
             if int(its_session) == session:
                 found.add(int(group))

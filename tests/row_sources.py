@@ -1,10 +1,10 @@
-"""A `RowSource` whose rows know their number, on which tests build theirs."""
+"""A `RowSource` whose rows contain their row index. Tests derive their own sources from it."""
 
 import jax
 
 
 class Numbered:
-    """`n` rows. Each leaf of row i is full of i, in the form of the leaf that is given for its name."""
+    """`n` rows. Each leaf of row i is filled with i; `leaves` gives its shape and dtype by name."""
 
     identity = {"kind": "numbered"}  # noqa: RUF012
 

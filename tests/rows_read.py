@@ -1,4 +1,4 @@
-"""Rows of a source, read into memory of the test, and whether they are those that were written."""
+"""Reads rows of a source into memory of the test, and checks that they are the rows that were written."""
 
 import pickle
 
@@ -9,7 +9,7 @@ from background import at_once
 
 
 def read_rows(source, rows=None, strided=False):
-    """Records, or leaves that held ones before; of all rows if none are given; `strided`: with gaps in between."""
+    """Records, or leaves read into arrays of ones (`strided`: with gaps in memory). By default, of all rows."""
     rows = np.arange(len(source)) if rows is None else np.asarray(rows, np.int64)
     if hasattr(source, "records"):
         return list(source.records(rows))
@@ -25,11 +25,11 @@ def same(found, expected):
 
 
 def reads_as(source, expected):
-    """Whether any rows are read in any order: by eight threads at once, which find a source that nobody has read;
-    repeats, none at all, strided output; from the pickled source; single rows; and no row that is not there.
+    """Check reads in any order: first by eight threads at once, from a source that nobody has read before; then of
+    repeated rows, no rows and single rows, into strided output, from a pickled copy, and of rows out of range.
 
     Args:
-      expected: given row indices, the rows: a tree of arrays, or a list of records.
+      expected: (row indices) → the rows, as a tree of arrays or a list of records.
     """
     count, random = len(source), np.random.default_rng(0)
 

@@ -1,10 +1,10 @@
 """A coordination service for thousands of simulated processes, in simulated time.
 
-The processes run the library's own code, and every call is counted. A call takes a latency and, in between, time
-of process 0, which answers one call after the other and sends what it answers through one link.
+The processes run the library's own code, and every call is counted. Each call takes the
+latency, and time of process 0, which answers one call at a time and sends all answers through one link.
 
-There are no threads: code that calls the service ends there by an exception. Once there is an answer, that code
-runs again from its start, and is given all answers so far. So it must do the same again.
+There are no threads: at a call of the service, an exception ends the code of a process. Once the answer is there,
+this code runs again from its start, and gets all answers so far. So it must make the same calls each time.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Work = Callable[[Coordination], None]
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """What calls take.
+    """What a call costs.
 
     Attributes:
       latency_s: from a process to process 0 and back.
-      call_s: of process 0, for each call.
-      bytes_per_s: of the link of process 0.
+      call_s: time of process 0 for each call.
+      bytes_per_s: rate of the link of process 0.
     """
 
     latency_s: float = 5e-4
@@ -50,13 +50,13 @@ class Traffic:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What each process called, and the simulated time at which the last one was done."""
+    """The traffic of each process, and the simulated time at which the last process ended."""
 
     traffic: list[Traffic]
     seconds: float
 
     def figures(self, times: int = 1) -> dict[str, float]:
-        """The mean over all processes, that of the busiest one, and the sum: of each of `times` repetitions."""
+        """Figures for one of `times` repetitions: the mean over processes, the busiest process, and the sum."""
         calls = [each.calls / times for each in self.traffic]
         carried = [each.carried_bytes / times for each in self.traffic]
         return {
@@ -73,7 +73,7 @@ class Outcome:
 def simulate(
     works: Sequence[Work], costs: Costs, *, processes: int | None = None, starts_s: Sequence[float] | None = None
 ) -> Outcome:
-    """Run one process for each of `works` over one service. The first error of one of them is raised.
+    """Run one process for each of `works` over one service. Raises the error of the first process that failed.
 
     Args:
       processes: how many there are in all; None: as many as run.
@@ -138,7 +138,7 @@ class _Simulation:
         self.at(self._answered_at(now, carried) + self.costs.latency_s / 2, process.resume)
 
     def _answered_at(self, now: float, carried: int) -> float:
-        """When process 0 has answered a call of so many bytes, after those before it."""
+        """When process 0 has answered a call of so many bytes, after all earlier calls."""
         took_s = self.costs.call_s + carried / self.costs.bytes_per_s
         self._free_at = max(now, self._free_at) + took_s
         return self._free_at
@@ -188,7 +188,7 @@ class _Process:
         self._simulation = simulation
         self._service = Coordination(number, count, _Client(self))
         self._work = work
-        self._given = 0  # answers, in this run
+        self._given = 0  # number of answers given in this run of the code
 
     def resume(self, now: float) -> None:
         """Run until the next call without an answer, or the end."""
@@ -227,7 +227,7 @@ class _Refusal:
 
 
 class _Client:
-    """What jax's client of the service is to `Coordination`."""
+    """Stands in for jax's client of the service, with the methods that `Coordination` calls."""
 
     def __init__(self, process: _Process) -> None:
         self._process = process

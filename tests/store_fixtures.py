@@ -15,14 +15,14 @@ from feedline._src.files.fetcher import fetcher
 
 @pytest.fixture
 def store(monkeypatch):
-    # on a busy machine, requests would be sent a second time, or given up, by chance
+    # otherwise, a busy machine would send some requests twice, or give them up
     monkeypatch.setattr(hedging, "_SHARE", 0.0)
     monkeypatch.setattr("feedline._src.files.client._SHORTEST_S", 60.0)
     with serving() as served:
         yield served
         for request in tuple(fetcher()._running):
             request.cancel()  # else it would be repeated, and logged, during the next tests
-    clients.clear()  # keeps connections open: some 20 for each store, and 1,000 files may be the limit
+    clients.clear()  # they keep some 20 connections open for each store, and the limit may be 1,000 files
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def options(tmp_path):
 
 @pytest.fixture
 def bucket(store, monkeypatch):
-    """The store as that of s3:// and gs://, of which "/corpus/…" is the bucket "corpus"."""
+    """The store, which s3:// and gs:// also mean here. Its paths "/corpus/…" form the bucket "corpus"."""
     for name, value in store.variables().items():
         monkeypatch.setenv(name, value)
     clients.clear()
@@ -41,7 +41,7 @@ def bucket(store, monkeypatch):
 
 @pytest.fixture
 def as_local(store, options, tmp_path):
-    """Whether an object reads as the same file on a local disk does, also where it is opened again."""
+    """Check that an object reads like the same file on local disk, also from a pickled copy and after `close`."""
 
     def check(name, data):
         path = tmp_path / name
@@ -62,6 +62,6 @@ def as_local(store, options, tmp_path):
             same(read_rows(source, rows), read_rows(local, rows))
             same(source[int(rows[0])], local[int(rows[0])])
         remote.close()
-        same(read_rows(remote, rows), read_rows(local, rows))  # by the next feed
+        same(read_rows(remote, rows), read_rows(local, rows))  # as the next feed does
 
     return check

@@ -20,12 +20,12 @@ class Store:
     Attributes:
       objects: the bytes of each path, such as "/data/x.npy".
       latency_s: before each answer.
-      bytes_s: of each connection; None: unlimited.
+      bytes_s: bytes per second of each connection; None: unlimited.
       fault: (method, path, (start, stop) or None) → None, a status to answer, "cut" for a connection that is cut
         in the body, "drop" for one that is cut before the answer, "html" for a page instead of data, "trickle" for
         an answer of a byte every tenth of a second, or a number of seconds to wait.
       requests: (method, path, (start, stop) or None) of each request.
-      validators: the bytes of an object → the headers that say which version it has.
+      validators: (bytes of an object) → the headers that identify its version.
     """
 
     def __init__(self, objects=None):
@@ -52,7 +52,7 @@ class Store:
                 self._now -= 1
 
     def variables(self):
-        """Of the environment, with which s3:// and gs:// mean this store."""
+        """The environment variables that make s3:// and gs:// mean this store."""
         key = {"gcs_base_url": self.url, "disable_oauth": True}
         key |= dict.fromkeys(["client_email", "private_key", "private_key_id"], "")
         return {
@@ -214,7 +214,7 @@ class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
     request_queue_size = 256
 
     def server_bind(self):
-        self.allow_reuse_port = self.server_address[1] > 0  # a test holds it, and does not listen
+        self.allow_reuse_port = self.server_address[1] > 0  # a test keeps a given port bound, but does not listen
         super().server_bind()
 
     def handle_error(self, request, client_address):

@@ -1,4 +1,4 @@
-"""Wrong arguments: each is an error that names rule, finding and fix, and leaves no thread."""
+"""Each wrong argument raises an error that names the rule, the value and the fix, and leaves no thread."""
 
 import grain
 import jax
@@ -19,7 +19,7 @@ MASKED = np.ma.masked_array(np.zeros(64, np.float32), mask=np.arange(64) == 0)
 
 
 class Half:
-    """A RowSource that is not finished."""
+    """A RowSource that lacks methods."""
 
     spec = jax.ShapeDtypeStruct((), np.float32)
 

@@ -1,4 +1,4 @@
-"""Batch sizes that change at given steps: the rows of a run stay, and only their cuts into batches move."""
+"""Batch sizes that change at given steps: they move the boundaries of batches, but not the order of rows."""
 
 import jax
 import numpy as np
@@ -57,7 +57,7 @@ def test_a_state_takes_other_sizes_from_its_step_on(sharding):
         with pytest.raises(ValueError, match=r"'batch_sizes': \[\[0, 8\], \[3, 24\], \[4, 8\]\]"):
             feed.set_state(states[4])
         feed.set_state(states[4], allow=("order",))
-    with Feed(ROWS, 32, sharding, remainder="wrap") as feed:  # one size, which may always change
+    with Feed(ROWS, 32, sharding, remainder="wrap") as feed:  # a single size may always change
         feed.set_state(states[4])
         at, saved = feed.position, feed.get_state()
         np.testing.assert_array_equal(next(feed)["x"], expected([(0, at), (1, 32)], "wrap", 2)[1])

@@ -1,4 +1,4 @@
-"""A feed as an item of a checkpoint of Orbax, by its handlers and by its protocol of version 1."""
+"""A feed as an item of an Orbax checkpoint, by Orbax's handlers and by the protocol of its API version 1."""
 
 import importlib
 from typing import ClassVar
@@ -37,7 +37,7 @@ def test_the_manager_saves_a_feed_and_takes_another_there(source, sharding, tmp_
             next(feed)
         parts = ocp.args.Composite(state=ocp.args.StandardSave({"w": np.ones(3)}), feed=Save(feed))
         manager.save(3, args=parts)
-        following = [next(feed)["x"] for _ in range(2)]  # while it is written
+        following = [next(feed)["x"] for _ in range(2)]  # while the checkpoint is written
         manager.wait_until_finished()
         found = manager.restore(3, args=ocp.args.Composite(feed=Restore(other)))
         assert found.feed["step"] == 3
@@ -55,7 +55,7 @@ def test_version_1_saves_a_feed_and_takes_another_there(source, sharding, tmp_pa
 
 
 class Bucket(MemoryFileSystem):
-    """A bucket in memory, by the names that etils gives it."""
+    """A bucket in memory, whose paths may begin with gs://, as etils passes them."""
 
     store: ClassVar = {}
     pseudo_dirs: ClassVar = [""]

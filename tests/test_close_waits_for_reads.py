@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
 class Gated:
-    """Reads of an `ArraySource`: that of row 8 waits for a gate; that of row 0 fails once row 8 is being read."""
+    """Changes `ArraySource`: reads of row 8 wait for a gate, and reads of row 0 fail once row 8 is being read."""
 
     def __init__(self, monkeypatch):
         self.inside, self.gate, self.closed = threading.Event(), threading.Event(), []
@@ -47,7 +47,7 @@ def feed(sharding, tmp_path):
 
 def test_an_error_comes_at_once_and_the_source_is_closed_after_the_read_ahead(gated, feed, caplog):
     with pytest.raises(RowError, match="unreadable"):
-        next(feed)  # while the other thread is inside
+        next(feed)  # while the other thread is reading row 8
     feed.close(timeout_s=0.01)
     assert gated.closed == []
     (message,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
@@ -94,7 +94,7 @@ def test_a_pipeline_given_up_during_a_read_is_let_go_of_once_the_read_has_ended(
         interrupted.setattr(held, "join", interrupt)
         with pytest.raises(KeyboardInterrupt):
             next(feed)
-    assert np.asarray(next(feed)).tolist() == list(range(24, 32))  # it was not lost
+    assert np.asarray(next(feed)).tolist() == list(range(24, 32))  # the interrupt lost no batch
     assert held not in feed._runs.alive
     feed.close()
 

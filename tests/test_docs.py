@@ -63,7 +63,7 @@ def run(page, section="", until=None, **more):
     """Run all Python of a page, or of its part from one heading to another. Returns the names that it defines."""
     names = _given() | more
     for block in _blocks(page, "python", section, until):
-        exec(compile(block, f"<{page}>", "exec"), names)  # with the name of a real file, Grain would look up lines
+        exec(compile(block, f"<{page}>", "exec"), names)  # not the name of a file: Grain would look up its lines
     return names
 
 
@@ -132,7 +132,7 @@ def test_waiting(files, capsys):
 
 
 def test_training(files, capsys):
-    with stopping():  # the signal handlers of should_stop
+    with stopping():  # restores the signal handlers that should_stop replaces
         names = run("docs/training.md", until="\n## Checkpoints\n")
     assert (names["fitted"].progress.step, names["noisy_fit"].progress.step) == (200, 20)
     assert Path("runs/1/log.csv").read_text().count("\n") == 1 + 21
@@ -147,7 +147,7 @@ def test_checkpoints(files):
     with feedline.Feed({"image": "image.npy", "label": "label.npy"}, 64, SHARDING) as feed:
         next(feed), next(feed)
         names = run("docs/training.md", section="\n## Checkpoints\n", feed=feed, sharding=SHARDING)
-    # the rows of step s, the first being 1, are batch s - 1 of 64 rows, of which an epoch has 3
+    # step s, counted from 1, delivers batch s - 1, counted from 0; an epoch has 3 batches of 64 rows
     for name, step in (("after_checkpoint", 3), ("at_step_41200", 41_200)):
         epoch, batch = divmod(step - 1, 3)
         expected = rows_at(feedline.Order(), 200, epoch, np.arange(64 * batch, 64 * batch + 64))
@@ -195,7 +195,7 @@ def test_mixtures(files, capsys):
     assert epochs == str({"web": 2240 / 2352, "code": 640 / 1176, "books": 320 / 235})
     assert sizes == "32 (32, 17)"
     assert skipped == "1 144"
-    assert names["batches"] == (4 * 234 + 3) // 8  # books stands at the third of four places
+    assert names["batches"] == (4 * 234 + 3) // 8  # books has 235 rows, each the third of four places
 
 
 @pytest.mark.slow

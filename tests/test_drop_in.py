@@ -1,4 +1,4 @@
-"""`prefetch_to_mesh`: any iterator of batches, placed ahead, in order, with its own state."""
+"""`prefetch_to_mesh` places the batches of any iterator ahead and in order; its state is the iterator's."""
 
 import copy as copies
 import functools
@@ -28,7 +28,7 @@ def numbered(count, rows=8):
 
 
 class Reusing:
-    """Writes every batch into the same memory, and counts what it gave."""
+    """An iterator that writes every batch into the same memory, and counts the batches that it gave."""
 
     def __init__(self, count):
         self.batch, self.count, self.given, self.closed = np.empty((8, 64), np.float32), count, 0, 0
@@ -237,7 +237,7 @@ def test_after_a_stall_the_next_call_waits_for_the_same_batch():
 @pytest.mark.parametrize("begun", [0, 2])
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_after_an_interrupt_at_any_line_of_next_no_batch_is_missing(prefetch, begun):
-    """The iterator is closed, or the next batch is the one after its state. No call waits for ever."""
+    """Then `next` returns the batch that follows the state, or says that the iterator is closed. No call hangs."""
 
     def interrupted(batches, line):
         """Where `next` was interrupted, how many batches the state counts, and what the next `next` does."""

@@ -28,7 +28,7 @@ PRINTED = {
 }
 
 FAST = ["smallest.py", "existing_iterator.py", "row_source.py", "checkpoints.py"]
-"""One of each kind, for the fast lane."""
+"""One example of each kind; only these run without the slow tests."""
 
 
 def printed(name):
@@ -48,7 +48,7 @@ def test_example(name):
 
 @pytest.mark.slow
 def test_a_loop_that_waits_gets_advice():
-    lines = printed("waiting.py")  # what it says depends on the times of this machine
+    lines = printed("waiting.py")  # the report depends on the speed of this machine
     assert re.match(r".* limits? training|the loop .*|compute .*|the machine is busy: .*", lines[0]), lines[0]
     assert any(line.startswith("advice: ") for line in lines)
     assert any(line.startswith("  fetch ") for line in lines)
@@ -74,7 +74,7 @@ def test_common_advice():
     assert lines["gc.collect()"].startswith("an array is freed with its last reference, without it")
     (by_operation,) = re.findall(r"(\d+) ×", lines["one compiled step"])
     many, tree = re.findall(r"(\d+) ×", lines["fewer, larger transfers"])
-    assert min(map(int, (by_operation, many, tree))) > 1  # ten and more, on any machine that was tried
+    assert min(map(int, (by_operation, many, tree))) > 1  # 10 or more on every machine that was tried
     assert re.search(r"\d% of the time", lines["asynchronous dispatch"])
 
 
@@ -89,7 +89,7 @@ def test_a_loop_in_pmap_grows_with_its_length_in_the_first_forms_only():
     for form, (_, temporary, program) in growth.items():
         assert program > 3 if form in ("replicated", "sharded") else program < 1.05, (form, program)
         assert temporary < 1.05 if form in ("remat", "map") else temporary > 2.5, (form, temporary)
-    weights = 64  # KiB; all else are rows, of which each device needs an eighth
+    weights = 64  # KiB; the other arguments are rows, of which a device needs an eighth when they are sharded
     for of_all, own in zip(found["replicated"][0], found["sharded"][0], strict=True):
         assert of_all - weights == 8 * (own - weights)
     assert found["replicated"][0] == tuple(weights + 8 * blocks * 8 for blocks in (few, many))
@@ -129,7 +129,7 @@ def test_models_of_digits(name, least):
     assert accuracy >= least
     if name == "digits_convnet.py":
         assert [line.split(",")[0] for line in before] == ["step 100", "step 200", "step 300"]
-        assert before[-1].endswith(f"test accuracy {accuracy:.4f}")  # of the last state
+        assert before[-1].endswith(f"test accuracy {accuracy:.4f}")  # both tested the last state
         log = Path(last.rpartition(" ")[2])
         assert log.read_text().count("\n") == 1 + 31  # a header, the first step, and every tenth
     else:

@@ -1,4 +1,4 @@
-"""Meshes with Explicit axes, as `jax.make_mesh` makes them, and with Auto axes: feeds, jitted steps and `fit`."""
+"""Feeds, jitted steps and `fit` on meshes with Explicit axes, as `jax.make_mesh` makes them, and Auto axes."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What a feed delivers: the rows of an oracle, whatever is saved, restored, sought or placed ahead."""
+"""A feed delivers the rows that an oracle predicts, whatever is saved, restored, sought or prefetched."""
 
 import dataclasses
 import itertools
@@ -19,7 +19,7 @@ from feedline import Feed, Order, Reading
 from feedline._src.order.epoch import rows_at
 
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
-SHARDED = NamedSharding(MESH, P(("data", "model")))  # in eight
+SHARDED = NamedSharding(MESH, P(("data", "model")))  # eight shards
 WHOLE = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("data",)), P())  # any batch size fits
 SEED = 11
 REMAINDERS = ["drop", "pad", "wrap"]
@@ -82,7 +82,7 @@ def test_a_batch_may_be_larger_than_an_epoch(remainder, epochs):
     with feed_of(13, 31, remainder=remainder, epochs=epochs) as feed:
         batches = list(feed)
     assert [rows_in(batch) for batch in batches] == expected_batches(13, 31, remainder, range(epochs))
-    if remainder == "pad":  # real rows of the same epoch, so that no NaN comes of them
+    if remainder == "pad":  # padding repeats rows of the same epoch, so it causes no NaN
         order = order_of(13, 0)
         assert np.asarray(batches[0]["row"]).tolist() == [order[i % 13] for i in range(31)]
 
@@ -148,7 +148,7 @@ def test_a_state_is_of_what_was_delivered_however_much_is_prefetched():
         fresh = feed.get_state()
         taken = [rows_in(next(feed)), rows_in(next(feed))]
         for thread in feed._run._threads:
-            thread.join(PATIENCE_S)  # until all there is has been placed
+            thread.join(PATIENCE_S)  # until all batches are placed
         assert feed.statistics().ready == 4
         state = feed.get_state()
         assert {key: state[key] for key in ("version", "step", "epoch", "position")} == {
@@ -295,7 +295,7 @@ def test_a_step_compiles_before_the_first_batch_and_takes_every_one():
 
     with feed_of(48, 8, sharding=SHARDED, epochs=1, transform=transform) as feed:
         compiled = jax.jit(step).lower(jax.ShapeDtypeStruct((), jnp.int32), feed.spec).compile()
-        assert reads == [1, 1]  # one row twice, to see what the transform makes of it
+        assert reads == [1, 1]  # two calls with one row each, to learn the transform's spec
         total = jnp.int32(0)
         for batch in feed:
             total = compiled(total, batch)  # takes no batch of another shape, dtype or sharding
@@ -306,7 +306,7 @@ def test_a_step_compiles_before_the_first_batch_and_takes_every_one():
 @pytest.mark.parametrize("level", ["disallow", "disallow_explicit"])
 @pytest.mark.parametrize("where", ["thread", "everywhere"])
 def test_a_training_loop_under_a_transfer_guard(level, prefetch, where):
-    """The guard of this thread, and the default of all threads, that of placement included."""
+    """The guard applies to this thread only, or to all threads, including the thread that places batches."""
     step = jax.jit(lambda total, batch: total + batch["row"].sum(), donate_argnums=0)
     total = jax.device_put(np.int32(0), NamedSharding(MESH, P()))
     with feed_of(48, 8, sharding=SHARDED, epochs=2, prefetch=prefetch, remainder="pad") as feed:
@@ -321,7 +321,7 @@ def test_a_training_loop_under_a_transfer_guard(level, prefetch, where):
 
 
 class Model:
-    """A feed's promises on plain integers: rows one by one, epochs as lists."""
+    """A model of a feed, on plain integers: it takes rows one by one from epochs that are lists."""
 
     def __init__(self, n, remainder, epochs):
         self.n, self.remainder, self.epochs = n, remainder, epochs
@@ -360,7 +360,7 @@ class Model:
 
 
 class FeedMachine(RuleBasedStateMachine):
-    """A feed and the model, side by side, through everything a user may do to them."""
+    """Does everything that a user may do to a feed and to its model, and compares the two."""
 
     feed = None
 

@@ -1,4 +1,4 @@
-"""The life of a feed: threads, errors, interrupts, close. Nothing is lost, and no thread is left."""
+"""After errors, interrupts and close, a feed has lost no batch and left no thread."""
 
 import copy
 import functools
@@ -74,7 +74,7 @@ READINGS = [
 @pytest.mark.parametrize("batch", [0, 3, 7])
 def test_after_an_error_next_reads_again_from_the_batch_that_failed(options, batch):
     source = Rows(row=ORDER[batch][2])
-    source.errors = [OSError("once")]  # the search for the bad row finds none
+    source.errors = [OSError("once")]  # raised once, so the search for the bad row finds none
     with feed_of(source, **options) as feed:
         delivered = [rows_in(next(feed)) for _ in range(batch)]
         for told in ("first of them .*, with OSError: once", r"disk went away \[row"):
@@ -114,7 +114,7 @@ def test_a_signal_while_next_waits_loses_nothing(monkeypatch):
 
     def interrupt():
         arrived(waits)
-        while not came.wait(0.1):  # a signal is not heard at once if it comes right before Python begins to wait
+        while not came.wait(0.1):  # repeated: a signal right before Python begins to wait is not handled at once
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     usual = signal.signal(signal.SIGINT, handler)
@@ -138,11 +138,11 @@ class Interrupted(BaseException):
 
 
 def interrupted_at(line, function, counts=lambda: True):
-    """Call `function`, raising `Interrupted` at the given line that it runs in feedline, if it runs so many.
+    """Call `function`, and raise `Interrupted` at the `line`-th line that it runs in feedline, if there is one.
 
-    Lines are counted while `counts` returns true.
+    Lines count only while `counts` returns true.
 
-    Returns the name of the function that was interrupted, and what was returned; the other is None.
+    Returns (name of the interrupted function, None), or (None, what `function` returned).
     """
     seen, where = 0, None
 
@@ -159,7 +159,7 @@ def interrupted_at(line, function, counts=lambda: True):
         return trace
 
     def traced():
-        gc.disable()  # it could finalize what other tests left: Python prints what is raised there, and goes on
+        gc.disable()  # a collection could run finalizers of other tests, where Python only prints what is raised
         sys.settrace(trace)
         try:
             found = None, function()
@@ -170,16 +170,16 @@ def interrupted_at(line, function, counts=lambda: True):
             gc.enable()
         yield found
 
-    # Python may then leave the exception that was being handled, for all that follows, but not outside a generator
+    # otherwise Python may go on treating an old exception as being handled; a generator limits this to itself
     return next(traced())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_an_interrupt_at_any_line_of_next_loses_nothing(prefetch):
-    """One after the other, at every line that `next` runs for a batch in the middle of a pass."""
+    """Interrupts `next` once at each line that it executes for a batch in the middle of a pass."""
     interrupted = []
-    # batches that became ready out of order take more lines: a pass over the lines may miss the last ones
+    # batches that became ready out of order take more lines, so one round may miss the last lines
     for _ in range(20):
         for line in range(1, 1000):
             where = _interrupted_next(line, prefetch)
@@ -193,7 +193,7 @@ def test_an_interrupt_at_any_line_of_next_loses_nothing(prefetch):
 
 
 def _interrupted_next(line, prefetch):
-    """Interrupt the third `next` at a line, and read on to the end: where that was; None without such a line."""
+    """Interrupt the third `next` at a line, and read to the end. Returns where; None if there is no such line."""
     with feed_of(Rows(), prefetch=prefetch, reading=Reading(threads=1)) as feed:
         delivered = [rows_in(next(feed)), rows_in(next(feed))]
         until = time.monotonic() + PATIENCE_S
@@ -202,7 +202,7 @@ def _interrupted_next(line, prefetch):
         where, batch = interrupted_at(line, lambda: next(feed))
         step = feed.get_state()["step"]
         assert feed.statistics().batches == step
-        if step == 3 and where:  # an interrupt right after the delivery is one after `next`
+        if step == 3 and where:  # an interrupt right after the delivery counts as one after `next`
             assert where in ("__next__", "_next", "__exit__")
             delivered.append(ORDER[2])
         elif batch:
@@ -215,7 +215,7 @@ def _interrupted_next(line, prefetch):
 @pytest.mark.parametrize("method", ["take", "start"])
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_second_interrupt_at_any_line_after_the_first_loses_nothing(prefetch, method, monkeypatch):
-    """The first one comes when a batch was taken out, or before the threads are started."""
+    """The first one comes right after a batch is taken from the pipeline, or before the threads are started."""
     kind = Prefetcher if prefetch else Synchronous
     came, usual = [], getattr(kind, method)
 
@@ -245,7 +245,7 @@ def test_a_second_interrupt_at_any_line_after_the_first_loses_nothing(prefetch, 
 
 @pytest.mark.slow
 def test_an_interrupt_at_any_line_of_the_first_next_leaves_nothing_held():
-    """There the memory is mapped; a lock that stayed held would hang the next batch."""
+    """The first `next` maps memory. A lock that stayed held would block the next batch for ever."""
     for line in range(1, 2000):
         with feed_of(Rows(), prefetch=0) as feed:
             where, batch = interrupted_at(line, lambda: next(feed))
@@ -367,7 +367,7 @@ def test_after_an_interrupt_close_waits_for_reads_again():
 
 
 def test_close_while_another_thread_is_about_to_start_the_run(monkeypatch):
-    """Between its look at whether the feed is open and the first read."""
+    """`close` comes after `next` has found the feed open, and before the first read."""
     about, go_on = threading.Event(), threading.Event()
 
     def start(run, start=Prefetcher.start):
@@ -417,7 +417,7 @@ def test_threads_that_close_the_feed_in_its_transform_do_not_wait_for_each_other
     both = threading.Barrier(2)
 
     def transform(batch, rows):
-        if len(rows.index) > 1:  # not the look at one row when the feed is built
+        if len(rows.index) > 1:  # not the call with one row while the feed is built
             both.wait(PATIENCE_S)
             feed.close(timeout_s=4 * PATIENCE_S)
         return batch
@@ -465,7 +465,7 @@ def test_taking_a_ready_batch_costs_the_same_calls_whatever_is_in_it():
         with Feed(source, batch_size, SHARDING, epochs=1, prefetch=9, reading=Reading(threads=1)) as feed:
             next(feed)
             for thread in feed._run._threads:
-                thread.join(PATIENCE_S)  # until all is placed
+                thread.join(PATIENCE_S)  # until all batches are placed
             assert feed.statistics().ready == 3
             count = 0
 
@@ -473,7 +473,7 @@ def test_taking_a_ready_batch_costs_the_same_calls_whatever_is_in_it():
                 nonlocal count
                 count += event in ("call", "c_call")
 
-            gc.disable()  # what it calls would count, too
+            gc.disable()  # a collection's calls would count, too
             sys.setprofile(profile)
             try:
                 next(feed)
@@ -488,18 +488,18 @@ def test_taking_a_ready_batch_costs_the_same_calls_whatever_is_in_it():
 
 
 def test_runs_that_were_given_up_are_let_go_of(monkeypatch):
-    """Also those that hold memory of batches that were begun: with more threads than batches ahead."""
+    """Also runs that hold memory of unfinished batches: more threads read than batches may be read ahead."""
     runs = weakref.WeakSet()
     made = LocalBatches.__init__
     monkeypatch.setattr(LocalBatches, "__init__", lambda self, *given: runs.add(self) or made(self, *given))
     with feed_of(Rows(), epochs=None, reading=Reading(threads=5, buffer=2)) as feed:
-        gc.disable()  # counting references must do
+        gc.disable()  # reference counts alone must free the runs
         try:
             for _ in range(12):
                 next(feed)
                 feed.seek(0)
             until = time.monotonic() + PATIENCE_S
-            while len(runs) and time.monotonic() < until:  # reads that were under way
+            while len(runs) and time.monotonic() < until:  # until reads in progress have ended
                 time.sleep(0.01)
                 feed.seek(0)  # lets go of runs whose reads have ended since
             assert not runs

@@ -1,4 +1,4 @@
-"""What a user asks a feed for, and the context in which tools change it."""
+"""`FeedOptions`, and the context manager `building`, in which tools change the options of each feed."""
 
 import dataclasses
 import inspect

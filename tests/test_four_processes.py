@@ -1,4 +1,4 @@
-"""Four real processes, launched once: the same rows as one process, a resume, and a failure that all hear of."""
+"""Four real processes, launched once: they read the rows of one process, resume, and all end when one fails."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def seen(tmp_path_factory):
 
 
 def put_together(seen, phase):
-    """The global batches of a phase: each row from the process on which it lay."""
+    """The global batches of a phase, put together from the rows of all processes."""
     batches = []
     for parts in zip(*(each[phase] for each in seen[0]), strict=True):
         placed = sorted(tuple(part) for of_process in parts for part in of_process)

@@ -1,4 +1,4 @@
-"""Loops that others wrote for Grain's iterators take a feed in place of one."""
+"""Loops that others wrote for Grain's iterators accept a feed in place of an iterator."""
 
 import json
 

@@ -47,7 +47,7 @@ def run(data, key=0, **options):
 
 
 def by_pillow(array, box, size):
-    """(top, left, height, width) of the array, resized by Pillow."""
+    """The box (top, left, height, width) of the array, resized by Pillow to a square of `size` pixels."""
     top, left, height, width = box
     whole = Image.fromarray(array).resize((size, size), Image.BILINEAR, (left, top, left + width, top + height))
     return np.asarray(whole)
@@ -98,7 +98,7 @@ def test_half_of_the_images_are_mirrored():
     key = mirrored.index(True)
     np.testing.assert_array_equal(run(data, key, flip=True), run(data, key)[:, ::-1])
     crops = [run(data, key, flip=flip, crop="random") for flip in (False, True)]
-    np.testing.assert_array_equal(crops[1], crops[0][:, ::-1])  # of the same part
+    np.testing.assert_array_equal(crops[1], crops[0][:, ::-1])  # the flip does not change which part is cropped
 
 
 def test_a_key_always_gives_the_same_crop():
@@ -120,7 +120,7 @@ def test_a_jpeg_is_decoded_no_larger_than_needed(monkeypatch):
     monkeypatch.setattr(simplejpeg, "decode_jpeg", lambda *a, **o: asked.append(out := whole(*a, **o)) or out)
     run(jpeg(np.tile(PLACES, (4, 4, 1))), size=100)
     assert asked[0].shape[0] < 210  # of 1600
-    run(jpeg(PLACES), size=260)  # decoding three quarters of the size would take longer than all of it
+    run(jpeg(PLACES), size=260)  # decoding at three quarters of the size would take longer than at full size
     assert asked[1].shape == (400, 600, 3)
 
 
@@ -174,7 +174,7 @@ WHOLE = {"jpeg": jpeg(PHOTO), "png": encoded(PHOTO), "webp": encoded(PHOTO, "web
 
 CUT_BELOW = jpeg(
     PHOTO[:213].repeat(3, axis=0)[:, :213]
-)  # the crop has rows 213 to 426 of 640; the last are missing
+)  # of 639 rows, the crop has rows 213 to 426, and the last rows are missing
 DAMAGED = {
     "empty": (b"", "an image must not be empty, and this one has 0 bytes"),
     "text": (
@@ -270,7 +270,7 @@ def test_a_label_that_is_no_exact_integer_is_refused(value):
 
 
 def labelled(value):
-    """The label that is decoded from a record with this one."""
+    """The label that is decoded from a record whose label is `value`."""
     decode = dataclasses.replace(decoder(), image="image", label="label")
     out = {"image": np.empty((64, 64, 3), np.uint8), "label": np.empty((), np.int32)}
     decode({"image": WHOLE["jpeg"], "label": value}, out, Row(0, 0, 0, 0))

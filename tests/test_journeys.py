@@ -1,8 +1,8 @@
-"""Runs that change everything at each resume deliver what an uninterrupted run delivers: none lost, none twice.
+"""Runs that change everything at each resume deliver the rows of an uninterrupted run: none lost, none twice.
 
-A leg of a journey has a mesh, a batch size, a prefetch and processes of its own. Each process is stood for by its
-plan and its threads: what all of them supply is put together, and compared with the epochs' orders one after the
-other, or with the lanes' items taken in turn.
+A journey is such a run. Each of its legs has its own mesh, batch size, prefetch and processes. A plan and
+threads stand in for a process. The rows that all processes supply are put together, and compared with the epochs'
+orders in succession, or with the lanes' items taken in turn.
 """
 
 import functools
@@ -35,11 +35,11 @@ from feedline._src.sources.lanes import FirstItem, Lanes
 from feedline._src.sources.records import RecordSource
 
 WIDE, STRIDE, PATIENCE_S = 8, 1000, 30
-CUTS = {"row": P("model"), "wide": P("data", "model")}  # the leaves of a row are cut along other axes
+CUTS = {"row": P("model"), "wide": P("data", "model")}  # the two leaves are sharded along different axes
 
 
 class Leg(NamedTuple):
-    """What holds until the next interruption."""
+    """The settings of a run until its next interruption."""
 
     mesh: Mesh
     processes: list[list[jax.Device]]
@@ -72,7 +72,7 @@ JOURNEYS = st.lists(legs(), min_size=2, max_size=4)
 
 
 class Together:
-    """What the processes of a leg say of a place: they are threads here, and wait for each other."""
+    """Exchanges what processes of a leg say at a place. They are threads here, and each waits for the others."""
 
     def __init__(self, processes):
         self._said = [None] * processes
@@ -83,15 +83,15 @@ class Together:
         self._said[process] = place, json.dumps(said)
         self._all.wait()
         found = list(self._said)
-        self._all.wait()  # before any of them says something of the next place
+        self._all.wait()  # before any process says something at the next place
         assert {where for where, _ in found} == {place}
         return [json.loads(said) for _, said in found]
 
 
 def travel(journey, spec, remainder, open_sources, lane_count=0):
-    """The batches that were delivered, their sizes, and the cursor after the last one.
+    """Take a journey. Returns the delivered batches, their sizes, and the cursor after the last batch.
 
-    `open_sources(leg, plan, forms, cursor, lanes, together)` gives each process's host batches from there on.
+    `open_sources(leg, plan, forms, cursor, lanes, together)` gives each process's host batches from `cursor` on.
     """
     cursor, lanes, delivered, sizes = Cursor(0, 0), {}, [], []
     for leg in journey:
@@ -106,7 +106,7 @@ def travel(journey, spec, remainder, open_sources, lane_count=0):
         with ThreadPoolExecutor(len(runs)) as pool:
             for _ in range(leg.batches):
                 found = list(pool.map(lambda run: run.take(), runs))
-                (after,) = {one.after for one in found}  # a process's state is that of all
+                (after,) = {one.after for one in found}  # all processes have the same cursor
                 held = [item for one in found for item in (one.lanes or {}).items()]
                 assert all(dict(held)[lane] == state for lane, state in held)
                 cursor, lanes = Cursor(*json.loads(json.dumps(after))), json.loads(json.dumps(dict(held)))
@@ -120,7 +120,7 @@ def travel(journey, spec, remainder, open_sources, lane_count=0):
 
 
 def put_together(size, forms, found, remainder):
-    """The rows of a global batch, and which are valid, from what each process supplies; its replicas agree."""
+    """The valid rows of a global batch, put together from what each process supplies. Replicas must agree."""
     row, wide = np.full(size, -1), np.full((size, WIDE), -1)
     valid = np.ones(size, bool)
     for form, leaves in zip(forms, found, strict=True):
@@ -140,7 +140,7 @@ def put_together(size, forms, found, remainder):
 
 
 def assert_uninterrupted(delivered, sizes, run, remainder):
-    """Delivered rows are the run's (epoch, row), without a gap; "drop" skips what does not fill a batch."""
+    """Check that batches are the rows of `run`, [(epoch, row)], without gaps; "drop" skips the end of an epoch."""
     at = 0
     for batch, size in zip(delivered, sizes, strict=True):
         left = sum(epoch == run[at][0] for epoch, _ in run[at:])
@@ -189,13 +189,13 @@ def test_rows_with_random_access(n, source, remainder, shuffle, journey):
         return [way.open(cursor, None, numbers, watch) for way in ways]
 
     delivered, sizes, cursor = travel(journey, rows.spec, remainder, open_sources)
-    epochs = range(cursor.epoch + 2)  # one more: the run goes on where the last batch ended
+    epochs = range(cursor.epoch + 2)  # one epoch beyond the last batch
     places = [(epoch, row) for epoch in epochs for row in rows_at(Order(3, shuffle), n, epoch, np.arange(n))]
     assert_uninterrupted(delivered, sizes, places, remainder)
 
 
 def lanes_of(lengths):
-    """Lanes of so many records, of which every fourth is left out."""
+    """Lanes with these numbers of records, of which every fourth is left out."""
 
     def make_lane(lane, count):
         records = grain.MapDataset.range(lane * STRIDE, lane * STRIDE + lengths[lane]).map(_record)
@@ -206,18 +206,18 @@ def lanes_of(lengths):
 
 @st.composite
 def streams(draw):
-    """Lengths of lanes, which also divide the smallest batch, and a remainder that they allow."""
+    """Lengths of lanes, whose number divides every batch size, and a remainder that this number allows."""
     count = draw(st.sampled_from([1, 2, 4, 8]))
     remainder = draw(st.sampled_from(["drop", "pad", "wrap"][: 3 if count == 1 else 2]))
-    least = 32 // count if remainder == "drop" else 0  # the largest batch, in every epoch
+    least = 32 // count if remainder == "drop" else 0  # enough for the largest batch in every epoch
     lengths = st.lists(st.integers(least, least + 12), min_size=count, max_size=count)
     return draw(lengths.filter(any)), remainder
 
 
 def assert_in_turn(delivered, sizes, lanes, remainder):
-    """A batch of B rows holds the next B places of the lanes' round-robin, lane by lane; pure lists.
+    """Check that a batch of B rows holds the next B places of the lanes taken in turn, sorted by lane.
 
-    An epoch ends with the longest lane; "drop": with the first that lacks a share of a batch.
+    An epoch ends with the longest lane; with "drop", when the first lane lacks its share of a batch.
     """
     count = len(lanes)
     places = {i * count + lane: row for lane, rows in enumerate(lanes) for i, row in enumerate(rows)}

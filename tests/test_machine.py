@@ -15,7 +15,7 @@ def tree(root, files):
 
 JOB_OF_1 = "cpu/job/cpu.cfs_"
 INSIDE = "cpu,cpuacct/cpu.cfs_"
-"""Where version 1 has the limits of a group; and those of a container, seen from inside of it."""
+"""Paths of the limits in version 1: of the group `job`, and of a container as seen from inside."""
 
 
 @pytest.mark.parametrize(

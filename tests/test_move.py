@@ -1,4 +1,4 @@
-"""`feed.move` to another mesh, and `feed.start`: the rows of a feed that did neither."""
+"""After `feed.move` to another mesh, or `feed.start`, a feed delivers the rows of a feed that did neither."""
 
 import collections
 import gc
@@ -62,8 +62,8 @@ def test_a_feed_that_is_closed_after_a_move_keeps_no_memory():
         taken(feed, 3)
         feed.move(on(4))
     until = time.monotonic() + PATIENCE_S
-    while feed.statistics().host_bytes and time.monotonic() < until:  # a glance at the devices may hold a batch
-        gc.collect()  # jax frees some references only in a later call, or now
+    while feed.statistics().host_bytes and time.monotonic() < until:  # a look at the devices may keep a batch
+        gc.collect()  # jax drops some references only in a later call, or here
         time.sleep(0.01)
     assert not feed.statistics().host_bytes
 
@@ -84,7 +84,7 @@ def test_streams_and_lanes_move_with_their_iterators(lanes):
 
 
 def test_the_iterators_of_a_stream_wait_until_those_before_the_move_have_ended(monkeypatch):
-    """They may share state, and a read may take longer than a move waits for it."""
+    """Old and new iterators may share state, and a read may take longer than a move waits for it."""
     reading = threading.Lock()
 
     def read(i):
@@ -132,7 +132,7 @@ def test_a_feed_that_is_started_reads_before_its_first_next():
     read = threading.Event()
 
     def transform(batch, rows):
-        if len(rows.index) > 1:  # not the look at one row when the feed is built
+        if len(rows.index) > 1:  # not the call with one row while the feed is built
             read.set()
         return batch
 
@@ -144,7 +144,7 @@ def test_a_feed_that_is_started_reads_before_its_first_next():
         feed.start()  # a second one does nothing
         assert feed.get_state()["position"] == 24
         assert taken(feed, 5) == [(list(range(24, 48)), 8)]
-        feed.start()  # at the end of a pass neither
+        feed.start()  # at the end of a pass, it does nothing
         assert taken(feed, 5) == [(list(range(24)), 8), (list(range(24, 48)), 8)]
     with pytest.raises(ValueError, match="the feed is closed"):
         feed.start()

@@ -1,4 +1,4 @@
-"""Options are validated on construction, and immutable."""
+"""Options are validated and converted on construction."""
 
 import math
 import threading

@@ -48,7 +48,7 @@ def mirrored(tree):
     for statement in block.body:
         assert isinstance(statement, ast.ImportFrom)
         for name in statement.names:
-            assert name.asname == name.name  # the form in which a type checker takes it as exported
+            assert name.asname == name.name  # only in this form does a type checker export the name
             names[name.name] = statement.module
     return names
 
@@ -103,7 +103,7 @@ def test_the_names_are_exactly_those_of_the_map():
 
 
 class Documented:
-    """The public signatures that do not change. More may follow, by keyword and with a default."""
+    """The public signatures that do not change. Parameters with a default may follow."""
 
     def Feed(source, batch_size, sharding, *, order=None, epochs=None, remainder="drop",
              reading=feedline.Reading(threads=None, workers=0, buffer=2, bad_rows="raise"),  # noqa: B008
@@ -204,42 +204,42 @@ def test_an_error_sent_to_other_processes_is_json():
 # --- imports ---
 
 OF_FEEDLINE = {
-    # what a user calls and sees: nothing but options and errors, and a state the cursor that it holds
+    # what a user calls and sees: imports nothing of feedline
     "version": [],
     "errors": [],
     "options": [],
-    # what it asks for, and what follows from that; for the plan it opens the source, and calls the transform
+    # options, plan and state; to plan, feed_options opens the source and calls the transform
     "feed_options": ["plan", "sources.as_source", "loader.form"],
     "plan": ["plan", "placement", "order.schedule", "rows", "options"],
     "state": ["order.past", "order.schedule", "errors"],
-    # the lower rooms: no sibling but options and errors, and what a comment gives a reason for
+    # lower parts: they import themselves, options and errors; a comment gives the reason for any other import
     "native": ["native", "errors"],
     "runtime": [],
     "order": ["order", "native", "options"],  # native: the same order in C
     "order.schedule": [],
-    "placement": ["placement", "record", "runtime.threads"],  # on the thread that places
+    "placement": ["placement", "record", "runtime.threads"],  # runtime.threads: for the thread that places batches
     "placement.plan": ["options"],
     "prefetch": ["prefetch", "errors", "options"],
     "record": [],  # values that stages return
     "rows": ["rows", "order", "errors", "options"],  # a source reads the rows at positions of an order
-    # what rows are read from, and the two ways to process-local batches
+    # where rows come from, and how they become process-local batches
     "files": ["files", "rows.digests", "rows.shards", "native.library", "runtime.exit", "errors", "options"],
     "formats": ["formats", "files", "rows", "runtime.exit", "errors", "options"],
     "sources": ["sources", "formats", "files", "rows", "order", "native", "runtime.exit",
                 "plan.asked", "errors", "options"],
     "loader": ["loader", "plan", "rows", "order", "sources.lanes", "runtime.threads", "placement.plan",
                "record", "errors", "options"],
-    # what processes tell each other, and how they come together
+    # communication between processes, and how they join a run
     "agreement": ["agreement", "order.schedule", "placement.plan", "errors", "options"],
     "cluster": ["cluster", "agreement", "machine", "errors", "options"],
     "machine": [],
-    # the compositions
+    # what composes the parts above
     "bounds": ["cluster.cores", "machine", "options"],  # what the machine has
     "run": ["plan", "bounds", "rows", "loader", "placement", "prefetch", "record", "order", "agreement", "runtime",
             "options"],
     "build": ["run", "bounds", "sources", "rows", "loader", "placement", "plan", "prefetch.watch", "order",
               "agreement", "state", "runtime.threads", "version", "feed_options", "options"],
-    # listens to a feed, and to nothing above it; its threads wait inside jax; a diagnosis runs stages of its own
+    # listeners of a feed; runtime.exit: their threads wait inside jax; run, loader: a diagnosis runs own stages
     "listen": ["listen", "record", "run", "bounds", "loader.form", "placement.place", "prefetch", "order.schedule",
                "rows.bad_rows", "cluster.cores", "runtime.exit", "version", "errors",
                "options"],
@@ -255,16 +255,16 @@ OF_FEEDLINE = {
     "images": ["image_limits", "sources.decoded", "sources.open_source", "formats.registry",
                "rows.source", "options"],
     "image_limits": [],
-    # beside them
+    # beside the feed
     "checkpoint": ["loader.lane_files"],
-    "trainer": ["trainer", "agreement.step_places", "errors", "options"],  # no stage: it is given an iterator
+    "trainer": ["trainer", "agreement.step_places", "errors", "options"],  # no stage: `fit` is given an iterator
     "trainer.checkpoints": [
-        "trainer.task", "agreement.coordination", "checkpoint", "errors", "loader.lane_files",  # of any feed
+        "trainer.task", "agreement.coordination", "checkpoint", "errors", "loader.lane_files",  # lanes of any feed
     ],
-    "trainer.live": ["trainer.loop", "listen.statistics", "listen.report"],  # of any feed
+    "trainer.live": ["trainer.loop", "listen.statistics", "listen.report"],  # those of any feed
     "trainer.logs": ["trainer.loop", "listen.statistics"],
     "trainer.memory": ["errors", "listen.statistics", "options"],
-    # the tools may use all of it, and nothing above uses a tool
+    # tools may import everything above, which imports no tool
     "tools": ["tools", "feed", "feed_options",
               "version", "errors", "options", "order", "plan", "listen.words", "rows",
               "sources", "formats", "files", "loader", "placement", "agreement", "cluster", "native",
@@ -283,17 +283,17 @@ FROM_OUTSIDE = {
     "listen.tokens": ["numpy"],
     "listen.prometheus": ["jax", "prometheus_client"],
     "rows": ["numpy", "jax"],
-    "files": ["numpy"],  # obstore by its name, since it is optional
+    "files": ["numpy"],  # and obstore by `import_module`, because it is optional
     "formats": ["numpy", "jax"],
     "sources": ["numpy", "jax", "grain", "absl"],  # absl: Grain hands its flags to workers of mp_prefetch
-    "loader": ["numpy", "jax", "cloudpickle"],  # cloudpickle: functions of a script, as Grain's workers take them
+    "loader": ["numpy", "jax", "cloudpickle"],  # cloudpickle sends functions of a script to workers, as in Grain
     "agreement": ["numpy", "jax"],
     "cluster": ["jax"],
     "feed_options": ["numpy"],
     "build": ["numpy", "jax"],
     "feed_base": ["numpy", "jax"],
     "drop_in": ["numpy", "jax"],
-    "images": ["numpy", "jax"],  # simplejpeg and cv2 by `require`
+    "images": ["numpy", "jax"],  # and simplejpeg and cv2 by `require`
     "image_limits": ["numpy"],
     "trainer": ["jax", "flax", "optax", "rich"],
     "trainer.checkpoints": ["jax", "orbax"],
@@ -319,17 +319,17 @@ def is_within(module, packages):
 
 
 def rule(table, path):
-    """The most special entry of a table for a file; None where there is none."""
+    """The most specific entry of a table that covers a file; None if there is none."""
     module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     return max((name for name in table if is_within(module, [name])), key=len, default=None)
 
 
 def imports_of_files():
-    """(file, module that it imports, whether that is in feedline), of all files behind the border."""
+    """Yield (file, module that it imports, whether this module is in feedline) for all files in feedline/_src/."""
     for path, tree in CORE.items():
         for module in imports(tree):
             if path.startswith("tools/") and module in PUBLIC:
-                continue  # tools see what users see
+                continue  # tools may import what users import
             top = module.partition(".")[0]
             if top == "feedline" or top not in sys.stdlib_module_names:
                 yield path, module, top == "feedline"
@@ -359,28 +359,28 @@ def test_every_part_has_its_directions():
 
 
 def room_of(path):
-    """The folder of a file; a module of the top level is a room by itself."""
+    """The room of a file: its folder, or the file itself at the top level."""
     return path.rpartition("/")[0] or path
 
 
 @pytest.mark.parametrize("unit", [str, room_of], ids=["modules", "rooms"])
 def test_imports_form_no_circle(unit):
-    """Wherever they stand: inside a function, or for type checkers alone."""
+    """Imports inside functions count, and those for type checkers only."""
     names = {f"feedline._src.{path.removesuffix('.py').replace('/', '.')}": path for path in CORE}
     names = {name.removesuffix(".__init__"): unit(path) for name, path in names.items()}
     edges = {each: set() for each in names.values()}
     for path, tree in CORE.items():
         edges[unit(path)] |= {names[name] for name in imports(tree) if name in names} - {unit(path)}
-    graphlib.TopologicalSorter(edges).prepare()  # a CycleError names them
+    graphlib.TopologicalSorter(edges).prepare()  # raises a CycleError that names the circle
 
 
 def files_with(matches):
-    """The files in which `matches` says yes to a node."""
+    """The files with a syntax node for which `matches` is true."""
     return {path for path, tree in CORE.items() if any(matches(node) for node in ast.walk(tree))}
 
 
 def reads_process(node):
-    """Whether this is os.environ, os.getenv or sys.argv, by whatever way."""
+    """Whether a node imports or uses os.environ, os.getenv, sys.argv or a variant of them."""
     names = {"environ", "environb", "getenv", "getenvb", "putenv", "argv", "orig_argv"}
     if isinstance(node, ast.ImportFrom) and node.module in ("os", "sys"):
         return any(name.name in names for name in node.names)
@@ -389,7 +389,7 @@ def reads_process(node):
 
 def test_the_environment_and_the_arguments_are_read_by_tools_and_cluster_only():
     found = files_with(reads_process)
-    by_hand = {"native/library.py"}  # FEEDLINE_PURE_PYTHON: whether there is a library, not what it does
+    by_hand = {"native/library.py"}  # FEEDLINE_PURE_PYTHON: whether the C library is used, not what it does
     by_hand |= {"files/store.py"}  # FEEDLINE_CACHE: where files lie, not what they hold
     assert found
     assert {path for path in found - by_hand if path.partition("/")[0] not in ("tools", "cluster")} == set()
@@ -459,7 +459,7 @@ print(*sorted(name for name in sys.modules if name.partition(".")[0] == "feedlin
 
 
 def test_a_feed_of_arrays_in_memory_needs_few_modules():
-    """No format, store, tool or page, neither the trainer nor streams. The launchers say who shares the cores."""
+    """At most 85: no tool and no trainer, and no code for streams, workers or requests to stores."""
     told = programs.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, cwd=ROOT.parent
     )
@@ -496,7 +496,7 @@ def test_examples_run(name, tmp_path, monkeypatch):
 
 
 def test_the_fast_tests_need_only_what_the_small_extra_installs():
-    """A file that imports more at its top has slow tests only: the fast lane does not import it."""
+    """A file that imports more at its top has slow tests only, so the fast tests do not import it."""
     extras = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     heavy = {re.split(r"[\[>;]", each)[0].replace("-", "_") for each in extras["test-all"][1:]}
     for path in sorted((ROOT.parent / "tests").rglob("*.py")):
@@ -507,7 +507,7 @@ def test_the_fast_tests_need_only_what_the_small_extra_installs():
 
 
 def test_nobody_asks_for_the_class_of_a_source_or_an_order():
-    """But the module that defines it. What users give as `feedline.Order` is an argument, and checked."""
+    """Except in the module that defines the class. `feedline.Order`, which users pass, is not such a class."""
     classes = [
         (path, node) for path, tree in CORE.items() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
     ]

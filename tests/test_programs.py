@@ -1,4 +1,4 @@
-"""Programs that tests start: which signals they heed, and when they end."""
+"""Programs that tests start end with all that they started, and tests start them through one helper."""
 
 import ast
 import os
@@ -26,17 +26,17 @@ def test_what_a_program_started_ends_with_the_block_and_at_the_limit(command, li
             else:
                 assert output.readline() == "\n"
         assert select.select([output], [], [], 30)[0]
-        assert output.read().strip() == ""  # its end: no process has the other end of the pipe any longer
+        assert output.read().strip() == ""  # end of file: no process has the other end of the pipe open
 
 
 STARTS = {f"subprocess.{name}" for name in ("Popen", "call", "check_call", "check_output", "run")}
 SCRIPTS = {"chaos/chaos.py", "faults/measure_faults.py"}
-"""Run by hand or by a test, which ends them with all that they started."""
+"""Scripts that need no helper: they run by hand, or in a test that ends them with all that they started."""
 
 
 @pytest.mark.parametrize("path", sorted(TESTS.rglob("*.py")), ids=lambda path: path.relative_to(TESTS).as_posix())
 def test_all_tests_start_programs_through_the_helper(path):
-    """So that none is left when a test fails, none waits for ever, and all of them receive signals."""
+    """So no program outlives a failed test or waits for ever, and all programs receive signals."""
     calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
     found = [f"line {call.lineno}: {ast.unparse(call.func)}" for call in calls if ast.unparse(call.func) in STARTS]
     if path.relative_to(TESTS).as_posix() in SCRIPTS:

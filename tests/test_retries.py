@@ -1,4 +1,4 @@
-"""Reads that fail until an error is raised: afterwards batches and counts are those of a feed without errors."""
+"""After reads that fail and the error that they raise, batches and counts are those of a feed without errors."""
 
 import itertools
 import threading
@@ -12,12 +12,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import feedline
 
 LENGTHS = (23, 26)
-"""Items of two lanes, or rows of one source: neither divides by a batch, nor by a lane's part of one."""
+"""Items of two lanes, or rows of one source (the first). No length is a multiple of a lane's share of a batch."""
 SIZE, EPOCHS = 8, 2
 
 
 class Disk:
-    """Counts reads, perhaps on threads of Grain's. From read `at` on they fail, until that is None."""
+    """Counts reads, on any thread. Reads from number `at` on fail; none fails if `at` is None."""
 
     def __init__(self):
         self.lock, self.reads, self.at = threading.Lock(), 0, None
@@ -54,7 +54,7 @@ SOURCES = {
 
 
 def a_pass(source, remainder, prefetch, at):
-    """The batches of a pass, asked for again after an error, what was counted, and how many errors and reads."""
+    """Take a pass; call `next` again after an error. Returns batches, counts, and how many errors and reads."""
     sharding = NamedSharding(Mesh(np.array(jax.devices()[:4]), ("data",)), PartitionSpec("data"))
     read = Disk()
     options = {"epochs": EPOCHS, "remainder": remainder, "prefetch": prefetch}

@@ -1,4 +1,4 @@
-"""What feedline opens is not trusted: it runs no code, names no other file, and its sizes are checked."""
+"""feedline does not trust files: it runs no code in them, opens no file that they name, and checks their sizes."""
 
 import ast
 import io
@@ -54,7 +54,7 @@ def _audit(event, arguments):
 
 @pytest.fixture
 def audited():
-    """Python's own audit of what is unpickled and started."""
+    """Python's audit events when something is unpickled or started."""
     global listening
     if _audit not in getattr(sys, "_feedline_audits", []):
         sys.addaudithook(_audit)
@@ -93,7 +93,7 @@ def test_the_audit_sees_what_is_unpickled(audited, payload, tmp_path):
 
 
 class Bytes:
-    """An object whose pickle is the payload's."""
+    """An object that loads the payload when it is unpickled."""
 
     def __init__(self, payload):
         self.payload = payload
@@ -200,7 +200,7 @@ def test_no_pickle_in_an_index_a_cache_lanes_or_a_state_is_loaded(audited, paylo
 
 
 ALLOWED = {
-    # our own worker processes: what is sent to them is made by this process, and sent over a pipe
+    # our own worker processes: this process makes what they unpickle, and sends it over a pipe
     ("_src/tools/processes.py", "pickle.loads"),
     ("_src/loader/workers.py", "pickle.loads"),
     ("_src/sources/hugging_face.py", "pickle.loads"),
@@ -343,7 +343,7 @@ def test_lanes_are_saved_by_their_numbers_alone(tmp_path):
 
 @pytest.mark.parametrize(("lane", "count"), [("", 1 << 62), (None, 1 << 62), (0.0, 1 << 62), (0, 1.5)])
 def test_a_lane_without_a_number_is_refused_at_once(tmp_path, lane, count):
-    state = {"step": 5, "position": 40, "lane": lane, "count": count, "iterator": {}}  # a scan would not end
+    state = {"step": 5, "position": 40, "lane": lane, "count": count, "iterator": {}}  # a scan of all never ends
     (tmp_path / "lane-00000-of-00001.json").write_text(json.dumps(state))
     with pytest.raises(
         ValueError, match=r"lane-00000-of-00001\.json is not a file that save_lanes wrote: it is lane"
@@ -358,12 +358,12 @@ def test_deep_json_is_refused_with_the_name_of_its_file(tmp_path):
         feedline.load_lanes(tmp_path)
 
 
-# --- no promise is believed ---
+# --- sizes in a header are checked ---
 
 
 @pytest.fixture(scope="module")
 def bombs(tmp_path_factory):
-    """What became of each bomb in one process with a memory limit."""
+    """The outcome of reading each bomb, in one process with a memory limit."""
     folder = tmp_path_factory.mktemp("bombs")
     command = [sys.executable, Path(__file__).with_name("bombs.py"), folder]
     done = programs.run(command, capture_output=True, text=True, timeout=300)
@@ -449,7 +449,7 @@ def test_an_image_of_any_format_is_refused_by_its_header(data, message, orient):
 
 
 def progressive(scans):
-    """A JPEG whose last scan is repeated, so that it has this number of them."""
+    """A JPEG with this number of scans: its last scan is repeated."""
     file = io.BytesIO()
     Image.new("RGB", (64, 64)).save(file, "jpeg", progressive=True, comment=b"\xff\xda" * 100)
     data = file.getvalue()
@@ -460,7 +460,7 @@ def progressive(scans):
 
 @pytest.mark.parametrize("orient", [False, True])
 def test_a_jpeg_of_very_many_scans_is_refused(orient):
-    check_image(progressive(64))  # neither a comment nor what comes after the image counts
+    check_image(progressive(64))  # marks of scans in a comment or after the image do not count
     decode_image(progressive(10), orient)
     with pytest.raises(
         ValueError, match=r"a JPEG may have at most 64 scans, .* this one has more; .*jpegtran -optimize"
@@ -509,6 +509,6 @@ def test_a_run_on_one_machine_listens_on_the_loopback_address_only(tmp_path):
     told = [line.partition("listens|")[2].split("|") for line in done.stdout.splitlines() if "listens|" in line]
     assert sorted(process for process, *_ in told) == ["0", "1"], done
     found = {process: addresses for process, *addresses in told}
-    assert found["0"], told  # the coordinator's and the metrics'
+    assert found["0"], told  # the addresses of the coordinator and of the metrics
     assert found["1"], told
     assert {address for each in found.values() for address in each} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}

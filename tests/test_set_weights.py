@@ -1,4 +1,4 @@
-"""`feed.set_weights`: the rows of a mixture that was given the same phases, also after a restore."""
+"""After `feed.set_weights`, also after a restore, rows are those of a mixture built with the same phases."""
 
 import itertools
 import json
@@ -129,7 +129,7 @@ def test_what_does_not_suit_is_refused_and_the_feed_goes_on(source, weights, err
 
 
 def test_where_the_program_gives_weights_it_is_refused():
-    """A program that restores a state from there would go on with its own weights."""
+    """Otherwise a program that restores a state from this position would continue with the weights in its code."""
     with Feed(Mixture(SOURCES, PLANNED), 8, jax.devices()[0]) as feed:
         for position in (0, 64):
             feed.seek(0, position)

@@ -1,4 +1,4 @@
-"""States: unchanged by JSON, refused with the field's name over other data, and digests that never change."""
+"""A state is refused over other data, and the error names the field. Digests never change."""
 
 import copy
 from typing import Any
@@ -77,7 +77,7 @@ A, B = {"next_index": 3}, {"next_index": 7}
     [
         (6, [1], r"'lanes' must be a dict with a state for each lane, got \[1\]"),
         (6, {"0": A, "1": None}, "at position 6 every lane has begun, and lane 1 has no state"),
-        (6, {"0": None}, "at position 6 every lane has begun, and lane 0 has no state"),  # of another process
+        (6, {"0": None}, "at position 6 every lane has begun, and lane 0 has no state"),  # lane of another process
         (0, {"0": None, "1": A}, r"at position 0 no lane has begun, and lane 1 has the state \{'next_index': 3\}"),
         (6, {"0": A, "2": B}, r"the lanes of this stream are named '0' to '1', and the state has a lane '2'"),
         (6, {"0": A, 1: B}, r"the lanes of this stream are named '0' to '1', and the state has a lane 1"),
@@ -91,7 +91,7 @@ def test_an_inconsistent_state_of_lanes_is_refused(position, lanes, told):
     assert check_lanes({"position": 6, "lanes": {"1": B}}, 2, ["1"]) == {"1": B}  # what one process saved
     given = {"1": {"next": 3}}
     found = check_lanes({"position": 6, "lanes": given}, 2, ["1"])
-    given["1"]["next"] = 4  # later, by the program
+    given["1"]["next"] = 4  # the program changes its own dict later
     assert found == {"1": {"next": 3}}
     assert check_lanes({"position": 0, "lanes": {"0": None, "1": None}}, 2, ["1"]) is None
 

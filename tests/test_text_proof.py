@@ -1,4 +1,4 @@
-"""examples/text.py is killed and resumed: the same losses on one topology, the same rows on all of them."""
+"""examples/text.py is killed and resumed: with the same losses on one topology, with the same rows on any."""
 
 import csv
 import itertools
@@ -23,7 +23,7 @@ LOGGED = ("step", "loss", "code", "topics", "docstrings")
 
 
 class Run:
-    """A run of the example, in a folder of its own, by one job after the other."""
+    """A run of the example in its own folder, by jobs that continue one another."""
 
     def __init__(self, tokens, folder):
         self.tokens, self.folder, self.notes = tokens, folder, folder / "rows"
@@ -43,7 +43,7 @@ class Run:
         assert (done.returncode != 0) == (killed_at > 0), done.stderr
 
     def losses(self):
-        """The bits of the log, line by line: the step, the loss of its batch, and those of each corpus."""
+        """The lines of the log, as exact hexadecimal numbers: the step, its loss, and the loss of each corpus."""
         with (self.folder / "log.csv").open() as file:
             return [[float(line[name]).hex() for name in LOGGED] for line in csv.DictReader(file)]
 
@@ -52,7 +52,7 @@ class Run:
         return [json.loads(line)[0] for line in (self.folder / f"rows.{process}").read_text().splitlines()]
 
     def rows(self):
-        """Of each step the rows of the global batch by number: digest and source, the same each time."""
+        """{step: {offset in the batch: [digest, source]}}. A step that is repeated must have the same rows."""
         found = {}
         for path in self.folder.glob("rows.*"):
             for step, rows in map(json.loads, path.read_text().splitlines()):
@@ -63,13 +63,13 @@ class Run:
 
 
 def processes(count):
-    """What starts a program as so many processes of one device each."""
+    """The command that launches a program as `count` processes of one device each."""
     return [*FEEDLINE, "launch", "--processes", count, "--cpu", "--devices-per-process", 1, "--grace-s", 0.5, "--"]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A run that is never stopped, one that was killed and goes on as it was, and one that goes on elsewhere."""
+    """Three runs: one is never stopped; two are killed, and continue on one process, or on two and then three."""
     folder = tmp_path_factory.mktemp("text")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(text_job.EXAMPLE.parent)
@@ -93,7 +93,7 @@ def runs(tmp_path_factory):
 def test_on_one_topology_the_losses_are_those_of_a_run_that_is_never_stopped(runs):
     unbroken, killed, _ = runs
     assert killed.steps(0)[:8] == list(range(1, 9))
-    assert killed.steps(0)[8] in (4, 7)  # the save of step 6 began when that of step 3 had ended
+    assert killed.steps(0)[8] in (4, 7)  # if the kill cut the save of step 6 short, the save of step 3 is complete
     assert killed.losses() == unbroken.losses()
     assert [float.fromhex(line[0]) for line in killed.losses()] == list(range(1, STEPS + 1))
     assert killed.rows() == unbroken.rows()
@@ -105,7 +105,7 @@ def test_on_other_processes_the_rows_are_the_same_and_the_losses_to_rounding(run
     assert moved.steps(2)[0] in (10, 13)
     assert moved.rows() == unbroken.rows()
     found, expected = (np.vectorize(float.fromhex)(run.losses()) for run in (moved, unbroken))
-    # sums over the batch are taken in another order: some 1e-7 a step, which training makes larger
+    # other devices sum a batch in another order: this changes a step by some 1e-7, which training enlarges
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert (expected[-1, 1:] < expected[0, 1:]).all()
     sources = [source for rows in unbroken.rows().values() for _, source in rows.values()]

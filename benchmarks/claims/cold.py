@@ -1,4 +1,4 @@
-"""From a file that is not in memory, how many times as fast as a full shuffle is a blocked order read?
+"""How many times as fast as a full shuffle is a blocked order, if the file is not in memory?
 
 Several threads read batches from a mapped .npy file of random bytes, in rows of 3 KiB, with feedline's source. No
 page of the file is in the page cache when a measurement begins. Refuted if no blocked order reaches twice the
@@ -7,7 +7,7 @@ rows/s of the full shuffle.
 Each order reads the first 256 MiB of rows of an epoch, which is one window of each blocked order. `read` is the
 number of bytes that the kernel fetched for this process ÷ the bytes of these rows. In a full shuffle, pages that
 the kernel read ahead stay in memory and serve later rows. So its rows/s grow with the number of rows, unless the
-data are larger than memory, and no gain can exceed the size of the file ÷ the size of the rows: a file of 256 MiB
+data are larger than memory. No gain can exceed the size of the file ÷ the size of the rows, so a file of 256 MiB
 shows nothing. Blocks smaller than the kernel's read-ahead, which is printed, should gain little.
 
     python benchmarks/claims/cold.py --folder /data    # 8 GiB, minutes; not a tmpfs

@@ -2,9 +2,9 @@
 
 - *feeds*: rows/s of a feed of shuffled uint8 rows ÷ those of `np.take` alone, and ÷ those of the fastest gather
   known, feedline's own in C; from memory and a mapped file, to one device and to all. Also core-seconds per GB.
-- *thread*: µs that the training thread spends in `next(feed)`, and in releasing the previous batch (`del`), which
-  releases the GIL and must then wait for it. The thread sleeps 4 ms a step, as if it waited for accelerators.
-- *order*: ns of one core for a row, with 65,536 rows a call; FEEDLINE_PURE_PYTHON=1 measures NumPy.
+- *thread*: µs that the training thread spends in `next(feed)`, and in releasing the previous batch: `del` releases
+  the GIL, and must then wait for it. The thread sleeps 4 ms a step, as if it waited for accelerators.
+- *order*: ns of one core per row, in calls of 65,536 rows; FEEDLINE_PURE_PYTHON=1 measures the order in NumPy.
 - *resume*: ms in `set_state`, and from its return to the first batch, at large positions.
 
 The script calls only public names of feedline, so that commits can be compared, alternately, on an idle machine:

@@ -65,7 +65,7 @@ def by_windows(read):
 
 
 def array_record(folder):
-    """Globally shuffled, uncompressed records of 3 KB. The library: one `read` of a batch's records, joined."""
+    """Globally shuffled, uncompressed records of 3 KB. The library reads a batch's records in one call."""
     path, data = folder / "x.array_record", images()
     writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1,uncompressed")
     for row in data:
@@ -102,7 +102,7 @@ def as_numpy(taken):
 
 
 def parquet(folder):
-    """Blocked. The library: a window's row groups at once, with its threads."""
+    """A blocked order. The library reads a window's row groups in one call, with its threads."""
     pq.write_table(table(), folder / "x.parquet", row_group_size=GROUP_ROWS)
 
     def library():
@@ -114,7 +114,7 @@ def parquet(folder):
 
 
 def arrow(folder):
-    """Globally shuffled, 12 record batches, mapped. The library: `Table.take`."""
+    """Globally shuffled rows of 12 mapped record batches. The library reads them with `Table.take`."""
     path = str(folder / "x.arrow")
     feather.write_feather(table(), path, compression="uncompressed", chunksize=GROUP_ROWS)
     mapped = feather.read_table(path, memory_map=True)
@@ -127,7 +127,7 @@ def arrow(folder):
 
 
 def zarr(folder):
-    """Blocked, Zarr 3 with zstd. The library: a window's chunks at once, in parallel."""
+    """A blocked order; Zarr 3 with zstd. The library reads a window's chunks in parallel."""
     path = folder / "x.zarr" / "image"
     spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path)}}
     metadata = {"codecs": [{"name": "zstd", "configuration": {"level": 1}}]}
@@ -151,7 +151,7 @@ def zarr(folder):
 
 
 def shards(folder, count):
-    """Globally shuffled `.npy` files. In place of the library: feedline itself on one file with all rows.
+    """Globally shuffled `.npy` files. The library's place is taken by feedline, with one file of all rows.
 
     Linux maps a large file with pages of 2 MiB, but files of about that size with small pages, which is slower.
     """
@@ -173,7 +173,7 @@ CASES = {
 
 
 def read_batches(source, batches):
-    """Yield each batch, read by feedline into two buffers alternately. `source`: also a function that opens it."""
+    """Yield each batch, read by feedline into two buffers in turn. `source` may be a function that opens it."""
     source = source() if callable(source) else source
     buffers = [
         {k: np.empty((len(batches[0]), *s.shape), s.dtype) for k, s in source.spec.items()} for _ in range(2)

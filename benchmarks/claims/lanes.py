@@ -2,8 +2,8 @@
 
     python benchmarks/claims/lanes.py
 
-Bytes of the state, and the time from `set_state` to the next batch, for several kinds of lane after 1,024 and
-16,384 items; the best of nine. The claim is that Grain causes this time. Refuted if restoring takes far longer
+Prints the bytes of the state, and the best of nine times from `set_state` to the next batch, for several kinds of
+lane after 1,024 and 16,384 items. The claim is that Grain causes this time. Refuted if restoring takes far longer
 than with Grain alone, which is measured, too.
 """
 

@@ -1,7 +1,7 @@
 """How many blocks must a window have for a blocked order to be as random as a full shuffle?
 
 The rows have 1,000 labels and are sorted by label, which is the worst case; a batch has 1,024 rows. The claim: a
-blocked order cannot replace shuffling such files once. Refuted if a batch from a window of 1 GiB or less has at
+blocked order is no substitute for a file in random order. Refuted if a batch from a window of 1 GiB or less has at
 least 95 % as many labels as a fully shuffled batch. If the file is in random order, all orders mix labels equally.
 
 - labels: the number of different labels in a batch, the mean of 40 batches.

@@ -28,7 +28,7 @@ from claims.scale_messages import messages
 from claims.scale_plan import one_process
 
 FLAT = ("build", "build, one differs", "window of lanes", "check of replicas", "times for the report")
-"""Cases whose calls must not grow. Cases with a late process are left out, because the others ask again."""
+"""Cases whose calls must not grow. Cases with a late process are left out: meanwhile, the others ask again."""
 
 
 def scale(processes: Sequence[int], rows: int, costs: Costs, repeats: int) -> list[dict[str, Any]]:

@@ -78,7 +78,7 @@ def options_of(source: Any, processes: int, process: int) -> FeedOptions:
 
 
 def stages_of(source: Any, processes: int, process: int) -> Stages:
-    """The stages of that feed, without an agreement with other processes."""
+    """The stages of the feed of `options_of`, without an agreement with other processes."""
     return build(options_of(source, processes, process)).first
 
 
@@ -86,9 +86,9 @@ def one_process(rows: int, processes: int, repeats: int) -> tuple[dict[str, Any]
     """Build and read as the middle one of `processes` processes, at the far end of `rows` rows.
 
     Returns:
-      (figures, the feed's description). "heap_bytes": Python objects that a feed keeps, with the mesh and jax's
-      map of it. Medians, each with its "..._samples": "build_cpu_s", to open and plan; "describe_cpu_s", to
-      describe the feed to the others; "step_cpu_s", for the order, addresses and copy of the rows of a step.
+      (figures, the feed's description). The figure "heap_bytes" is the size of the Python objects that a feed
+      keeps, with the mesh and jax's map of it. Other figures are medians, with samples: "build_cpu_s", to open and
+      plan; "describe_cpu_s", to describe the feed to other processes; "step_cpu_s", to gather a step's rows.
     """
     process, batch, source = processes // 2, LOCAL_ROWS * processes, vast_source(rows)
     stages_of(source, 2, 1)  # allocates what a process keeps after its first feed

@@ -117,7 +117,7 @@ def main():
         np.save(local, np.random.default_rng(0).integers(0, 256, (rows, ROW_BYTES)).astype(np.uint8))
         size = os.path.getsize(local)
         with served(objects, options.latency_ms, options.connection_mb_s) as url:
-            feedline.open_source(f"{url}/x.npy", store=feedline.Store(cache=f"{folder}/warm"))  # imports
+            feedline.open_source(f"{url}/x.npy", store=feedline.Store(cache=f"{folder}/warm"))  # imports, untimed
             result = {"limit_mb_s": limit(url, size), **with_fsspec(url, size, rows, options.batch)}
             for name, order in orders.items():
                 result[name] = measured(name, order, url, local, folder, options)

@@ -118,8 +118,8 @@ if __name__ == "__main__":
     asked = parser(__doc__)
     asked.add_argument("--steps", type=int, default=60, help="of each training; below 60 nothing is judged")
     options = asked.parse_args()
-    found = [*reports(options.steps), ahead(4 * options.steps)]  # glances at the devices need a second or two
-    with contextlib.redirect_stdout(io.StringIO()):  # the diagnosis
+    found = [*reports(options.steps), ahead(4 * options.steps)]  # sampling the devices takes a second or two
+    with contextlib.redirect_stdout(io.StringIO()):  # hides what the diagnosis prints
         found.append(diagnosed(max(48, 2 * options.steps)))
     for each in found:
         print(f"{each['planted']:24} {each.get('bound', '')!s:8} refuted: {', '.join(each['refuted']) or 'no'}")

@@ -34,7 +34,7 @@ _PROBE = 8
 
 
 def transfer_cases(scale):
-    """Pageable memory and feedline's slabs, in one leaf and in many, to one device and to all."""
+    """Transfers from pageable memory, feedline's slabs and pinned memory: one leaf or many, one device or all."""
     return {
         f"{mb:g} MB, {leaves} leaves, {count} devices": functools.partial(_transfer, mb, leaves, count, scale)
         for mb in scale.sizes_mb

@@ -9,8 +9,8 @@ Refuted, on a GPU, if
   - at prefetch 2 the accelerator utilisation (batches × step on resident data ÷ wall time) is below 0.99, although
     a step is at least 10 % longer than a batch takes to arrive.
 
-A process that has used a GPU holds most of its memory until it ends: JAX allocates 75 % of it at once. So this
-process never initialises a backend. Each part runs in its own process, which writes PART.json in the folder after
+A process that has used a GPU holds most of the GPU's memory until the process ends: JAX allocates 75 % at once. So
+this process never initialises a backend. Each part runs in its own process, which writes PART.json to --out after
 each case. A part that crashes or hangs ends only itself.
 
 On CPUs the same cases run with small sizes, and no claim is judged: placing an aligned array is no copy there, and
@@ -119,7 +119,7 @@ def start_part(name, options):
     except subprocess.TimeoutExpired:
         error = f"it hung or was too slow, and was ended after {options.seconds + _GRACE_S:.0f} s"
     finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # what is left would keep the GPU's memory
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # its children would keep the GPU's memory
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     found = json.loads(path.read_text()) if path.exists() else _empty(name)

@@ -24,7 +24,7 @@ class CannotRun(RuntimeError):
 
 
 def interpreter_for(requirements: Path, folder: Path | None) -> Path:
-    """The Python of an entrant: this one without requirements or a folder, else that of an environment there.
+    """The Python of an entrant's environment in `folder`; without a folder or requirements, this Python.
 
     Entrants with equal requirements share an environment. All environments get this interpreter's version of jax.
     """

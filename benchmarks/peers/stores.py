@@ -51,7 +51,7 @@ class MosaicML:
     requirements = READERS / "mosaic_streaming/requirements.txt"
 
     def __init__(self):
-        # its image datasets import torchvision, whose published wheels do not load beside a torch without CUDA
+        # Streaming's image datasets import torchvision, whose wheels do not load beside a torch without CUDA
         sys.modules["streaming.vision"] = types.ModuleType("streaming.vision")
 
     def prepare(self, rows, folder):
@@ -97,7 +97,7 @@ class LitData:
         from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
         from litdata.streaming import downloader
 
-        downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # it has no option for a server without TLS
+        downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # LitData has no option for a server without TLS
         blocks = TokensLoader(block_size=ROW_BYTES)
         dataset = StreamingDataset(
             f"s3://{BUCKET}", cache_dir=cache, item_loader=blocks, shuffle=True, drop_last=False

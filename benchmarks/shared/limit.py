@@ -1,4 +1,4 @@
-"""The memory limit: how fast this machine gathers shuffled rows, and nothing else, with NumPy and with C."""
+"""The memory limit: how fast this machine gathers shuffled rows if it does nothing else, with NumPy and with C."""
 
 from __future__ import annotations
 

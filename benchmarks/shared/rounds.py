@@ -16,7 +16,7 @@ Rates = dict[str, dict[int, float]]
 
 
 def alternate(entrants: Mapping[str, Entrant], rounds: int, seconds: float) -> Rates:
-    """{name: {round: rate}}. Each round measures all entrants, every second one in reverse, so drift cancels."""
+    """{name: {round: rate}}. A round measures all entrants; every second round in reverse, so drift cancels."""
     rates: Rates = {name: {} for name in entrants}
     for k in range(rounds):
         for name in list(entrants)[:: -1 if k % 2 else 1]:

@@ -11,7 +11,7 @@ import types
 import numpy as np
 from torch.utils.data import DataLoader
 
-# its image datasets import torchvision, whose published wheels do not load beside a torch without CUDA
+# Streaming's image datasets import torchvision, whose wheels do not load beside a torch without CUDA
 sys.modules["streaming.vision"] = types.ModuleType("streaming.vision")
 
 from streaming import MDSWriter, StreamingDataset  # noqa: E402
