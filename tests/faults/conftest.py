@@ -31,7 +31,7 @@ class Ended(NamedTuple):
     stdout: str
     stderr: str
     seconds: float
-    left: list[str]
+    left: list[int]
 
 
 class Program:
@@ -65,7 +65,7 @@ class Program:
             raise
         seconds = time.monotonic() - self._began
         deadline = time.monotonic() + LEAVES_S
-        while (left := [*map(str, self.processes())]) and time.monotonic() < deadline:
+        while (left := [*self.processes()]) and time.monotonic() < deadline:
             time.sleep(0.05)
         return Ended(self.process.returncode, stdout, stderr, seconds, left)
 

@@ -91,7 +91,7 @@ def small_disk(tmp_path):
 def test_a_full_disk_and_a_limit_of_memory(start, measured, small_disk):
     ended = start(SPACE).end()
     assert ended.returncode == 0, ended.stderr
-    assert not [pid for pid in ended.left if pid.isdecimal()]
+    assert not ended.left
     found = {each["fault"]: each for each in map(json.loads, ended.stdout.splitlines())}
     measured("the disk is full while a checkpoint is saved", found["checkpoint"]["seconds"])
     measured("no memory is left for a batch (`ulimit -v`)", found["memory"]["seconds"])

@@ -34,21 +34,21 @@ def write_dataset(path: Path) -> None:
 
 _BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
 _INNER = {
-    "chunk_shape": [4, 3],
+    "chunk_shape": [5, 3],
     "codecs": [_BYTES, {"name": "gzip", "configuration": {"level": 1}}],
     "index_codecs": [_BYTES, {"name": "crc32c"}],
 }
-ZARRS: dict[str, tuple[str, dict[str, Any]]] = {
-    "zarr zlib": ("zarr", {"compressor": {"id": "zlib", "level": 1}}),
-    "zarr blosc": ("zarr", {"compressor": {"id": "blosc", "cname": "lz4"}}),
-    "zarr zstd": ("zarr3", {"codecs": [_BYTES, {"name": "zstd"}]}),
-    "zarr shards": ("zarr3", {"codecs": [{"name": "sharding_indexed", "configuration": _INNER}]}),
+ZARRS: dict[str, tuple[int, dict[str, Any]]] = {
+    "zarr zlib": (2, {"compressor": {"id": "zlib", "level": 1}}),
+    "zarr blosc": (2, {"compressor": {"id": "blosc", "cname": "lz4"}}),
+    "zarr zstd": (3, {"codecs": [_BYTES, {"name": "zstd"}]}),
+    "zarr shards": (3, {"codecs": [{"name": "sharding_indexed", "configuration": _INNER}]}),
 }
 
 
-def _zarr_case(driver: str, metadata: dict[str, Any]) -> Any:
+def _zarr_case(version: int, metadata: dict[str, Any]) -> Any:
     def write(path: Path, rows: slice) -> None:
-        write_zarr(path, X[rows], driver, metadata)
+        write_zarr(path, X[rows], version, metadata=metadata)
 
     return dataclasses.replace(CASES["zarr"], write=write)
 

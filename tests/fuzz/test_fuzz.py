@@ -34,7 +34,7 @@ def scripts(monkeypatch):
     return fuzz, fuzz_inputs
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_some_hundred_inputs_give_no_wrong_rows_bad_errors_crashes_or_hangs(scripts, tmp_path):
     _, inputs = scripts
     done = run_fuzz(tmp_path / "refuting", "--inputs", 10, "--seed", 6954)
