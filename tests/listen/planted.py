@@ -1,4 +1,4 @@
-"""Stages that take as long as a test asks for: batches with given times; and a feed and a loop that sleep."""
+"""Stages that take as long as a test asks for: batches with made-up times, or a feed and a loop that sleep."""
 
 import dataclasses
 import time
@@ -15,7 +15,7 @@ from feedline._src.placement.place import Placement
 
 
 def window(count=100, read=0.0, host=0.0, place=0.0, cpu=0.0, wait=0.0, late=0.0, loop=0.010, idle=None):
-    """Batches that all took as long, in seconds."""
+    """A window of `count` batches that all have these times, in seconds."""
     batches = [
         BatchTimes(
             read, host, 0.0, place, cpu, 0.0, 0.0, wait, loop,
@@ -35,12 +35,12 @@ def judged(window, how=HOW, *others):
 
 
 ROWS = 64
-"""Of a batch."""
+"""The rows of a batch."""
 LOOP_S = 0.006
 
 
 class Sleeping(Numbered):
-    """Rows that take `seconds` a batch to read, however many threads share a batch."""
+    """A source whose reads sleep for `seconds` a batch. Threads that share a batch share this time."""
 
     picklable = False
 
@@ -73,7 +73,7 @@ def trained(read=0.0, host=0.0, place=0.0, loop=LOOP_S, *, steps=100, watch=lamb
             reading=feedline.Reading(threads=2),
         ) as feed:  # fmt: skip
             for _, batch in zip(range(steps), feed, strict=False):
-                del batch  # by the loop, as in any other one
+                del batch  # as a training loop drops its batch
                 watch(feed)
                 time.sleep(loop)
             return feed.report()

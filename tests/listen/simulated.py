@@ -1,7 +1,7 @@
-"""A feed that exists only as arithmetic: what a loop measures with any settings, by costs it alone knows.
+"""A simulated feed: the times that a loop would measure with any settings, from costs that the tuner cannot see.
 
-It replays batches through the rules of the pipeline: readers make at most `ahead` batches, and a batch is placed
-only once fewer than `prefetch` placed ones are waiting.
+It replays batches through the rules of the pipeline: at most `ahead` batches are made but not placed, and a batch
+is placed only once fewer than `prefetch` placed ones are waiting.
 """
 
 import bisect
@@ -16,7 +16,7 @@ from feedline._src.listen.verdict import Circumstances
 from feedline._src.options import Settings
 
 BATCHES = 128
-"""Of a window."""
+"""The number of batches in a window."""
 START = Settings(2, 0, 2, 2)
 ALL = frozenset(Settings._fields)
 
@@ -32,8 +32,8 @@ class Costs(NamedTuple):
 def simulated_waits(costs, how):
     """How long the training loop waits for each batch."""
     prefetch, ahead = how.settings.prefetch, how.settings.ahead(how.stream) - how.settings.prefetch
-    free = [0.0] * how.readers  # when each reader has nothing to do
-    placer = 0.0  # when the thread that only places has nothing to do
+    free = [0.0] * how.readers  # when each reader is free again
+    placer = 0.0  # when the thread that only places is free again
     put, taken, waits = [], [], []  # `put` is ascending
     asked = 0.0
     for number, cost in enumerate(costs):
@@ -46,7 +46,7 @@ def simulated_waits(costs, how):
         slot = taken[number - prefetch] if number >= prefetch else 0.0
         begin = max(made, slot)
         if how.reader == "threads":
-            if begin == made:  # else it gives up its turn, and another thread reads meanwhile
+            if begin == made:  # a slot is free, so the reader places the batch at once
                 free.remove(made)
                 heapq.heapify(free)
                 heapq.heappush(free, made + cost.place_s)
@@ -66,11 +66,11 @@ class Load:
     """What a batch costs, in seconds of a thread.
 
     Attributes:
-      busy: the share of that time in which the thread needs a processor.
+      busy: the share of `make_s` in which the thread needs a processor.
       holds_lock: whether threads take turns while they need a processor.
-      every: with n, one of n batches takes n times as long, and the others nothing.
-      at_a_time: reads that storage serves at a time.
-      call_s: what each call takes beside that, however few rows it makes.
+      every: with n, one of n batches takes n times as long to make, and the others take no time.
+      at_a_time: how many reads storage serves at a time.
+      call_s: what each call of `read` takes in addition, however few rows it reads.
     """
 
     make_s: float
@@ -114,7 +114,7 @@ class Load:
         return sum(waits) / len(waits) + sum(cost.loop_s for cost in costs) / len(costs)
 
     def measured(self, settings, at=0.0, noise=0.0, seed=0):
-        """What a feed with these settings would look at."""
+        """What a feed with these settings would measure."""
         costs, waits = self.waits(settings, noise, seed)
         _, slower = self.readers(settings)
         batches = []

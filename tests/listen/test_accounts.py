@@ -1,4 +1,4 @@
-"""The accounts of a feed: records that were written by hand, real feeds, and which batches a verdict counts."""
+"""`Accounts`: the sums over hand-written records and over real feeds, and the batches that a verdict counts."""
 
 import logging
 import time
@@ -20,8 +20,8 @@ ONE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
 
 def delivered(accounts, asked, taken, part=(0.0, 0.0, 0.0), placing=(0.0, 0.0), ready_s=None):
-    """A batch that was read, transformed and staged in three times, and placed from a time on for so long."""
-    began = placing[0] - sum(part) - 0.5  # half a second in host memory
+    """Record a batch. `part`: seconds to read, transform and stage; `placing`: when placing began, seconds."""
+    began = placing[0] - sum(part) - 0.5  # then the batch waits half a second in host memory
     parts, placed = [PartTimes("read", began, *part, 0.01, 0.02)], PlaceTimes("place", *placing, 0.001)
     accounts.delivered(BatchRecord(asked, taken, parts, placed))
     if ready_s is not None:
@@ -57,11 +57,11 @@ def test_the_time_of_a_break_is_not_the_loops_own():
     accounts.interrupted()
     for asked in (100.0, 101.0, 102.0):
         delivered(accounts, asked, asked + 0.5)
-    # one that was read ahead and two of the first steps, which compile, are not judged
+    # not judged: the batch that was read ahead, and two that are made while the step compiles
     assert [batch.loop_s for batch in latest(accounts)] == [1.0, 0.0, 0.5, 0.5]
     assert accounts.sums()["loop_s"] == 4.0
     window = accounts.window()
-    assert (window.loop_s, window.wait_s) == (2 / 4, 1.5 / 4)  # the first wait of the pass counts
+    assert (window.loop_s, window.wait_s) == (2 / 4, 1.5 / 4)  # the first wait after the break counts
 
 
 def test_a_window_after_a_change_has_only_batches_that_were_made_since():
@@ -74,7 +74,7 @@ def test_a_window_after_a_change_has_only_batches_that_were_made_since():
     now = time.perf_counter()
     for step in range(1, 7):
         delivered(accounts, now + step, now + step)
-    # without the three of a pipeline that begins
+    # without the first three batches of the new pipeline
     assert len(accounts.window(current=True).batches) == len(accounts.window().batches) == 3
 
 
@@ -103,33 +103,33 @@ def test_a_transfer_that_ends_after_the_batch_was_taken_is_late():
     assert window.au == pytest.approx(0.25) == 1 - window.wait_share
 
 
-# --- glances at the devices ---
+# --- glances: looks at the devices at random moments ---
 
 
 @pytest.mark.parametrize("kind", ["loop", "next"])
 def test_a_glance_counts_where_the_loop_was(kind):
-    """In the loop's own time it tells whether the devices are idle, in `next` whether they compute."""
+    """A glance in the loop's own time tells whether the devices are idle; one in `next`, whether they compute."""
     accounts, step_s = Accounts(ahead=-2), 1.0
     for step in range(1, 21):
-        at = step + 0.25 if kind == "next" else step + 0.75  # in `next` until 0.5
+        at = step + 0.25 if kind == "next" else step + 0.75  # `next` returns at step + 0.5
         accounts._glances.append(Glance(at, computes=step % 4 == 0, idle=step % 4 > 1))
         delivered(accounts, step * step_s, step * step_s + 0.5)
         if step == 3:
-            assert (accounts.window().idle_s, accounts.window().wait_s) == (None, 0.5)  # too few
+            assert (accounts.window().idle_s, accounts.window().wait_s) == (None, 0.5)  # too few glances
     window = accounts.window()
     if kind == "loop":
-        assert window.idle_s == pytest.approx(window.loop_s * 10 / 19)  # the loop may still be within the last one
+        assert window.idle_s == pytest.approx(window.loop_s * 10 / 19)  # the last loop has not ended
         assert window.wait_s == 0.5
     else:
         assert (window.idle_s, window.wait_s) == (None, pytest.approx(0.5 * 0.75))
-        assert window.period_s == pytest.approx((19 * 0.5 + 20 * 0.5) / 20)  # as before
+        assert window.period_s == pytest.approx((19 * 0.5 + 20 * 0.5) / 20)  # as without glances
 
 
 def test_glances_while_the_buffers_fill_and_in_breaks_and_pauses_do_not_count():
     accounts, now = Accounts(ahead=1), 0.0
     for step in range(1, 101):
         began, now = now, now + (40.0 if step == 50 else 1.0)
-        elsewhere = step in (1, 2, 3, 20, 50)  # the step compiles; a break; a pause
+        elsewhere = step in (1, 2, 3, 20, 50)  # 1 to 3: the step compiles; 20: a break; 50: a pause
         for glance in range(20 if step == 50 else 1):
             accounts._glances.append(Glance(began + 0.5 + glance, not elsewhere, elsewhere))
         if step == 20:
@@ -179,7 +179,7 @@ def test_a_trace_may_end_while_another_thread_adds_up():
     recorded = []
 
     class Ending(Accounts):
-        """Whoever reads the recorder a second time finds none."""
+        """The first read of the recorder finds one, the second finds none."""
 
         _recorder = property(lambda self: recorders.pop(), lambda self, recorder: None)
 
@@ -198,8 +198,8 @@ def test_an_interrupt_while_records_are_added_up_stops_nothing(monkeypatch):
     monkeypatch.undo()
     for i in range(1, 20):
         delivered(accounts, i, i)
-    assert accounts.sums()["loop_s"] == 18  # also on another thread
-    assert spawn(accounts.window).result(PATIENCE_S).loop_s == 1.0
+    assert accounts.sums()["loop_s"] == 18
+    assert spawn(accounts.window).result(PATIENCE_S).loop_s == 1.0  # another thread may ask, too
 
 
 # --- real feeds ---

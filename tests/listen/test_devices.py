@@ -1,4 +1,4 @@
-"""What the devices are busy with: transfers of batches, and steps, at which threads glance at random moments."""
+"""What the devices do: when transfers end, and whether steps compute, as glances at random moments find."""
 
 import _thread
 import contextlib
@@ -38,7 +38,7 @@ def turns_for(seconds):
 
 
 def trained(step, batches=20):
-    """The report on a loop over rows in memory, once there were some glances."""
+    """The report on a loop over rows in memory, after enough glances at the devices to know `idle_s`."""
     with feedline.Feed({"x": np.zeros((64, 4), np.float32)}, 8, jax.devices()[0]) as feed:
         while True:
             for _, batch in zip(range(batches), feed, strict=False):
@@ -49,7 +49,7 @@ def trained(step, batches=20):
 
 @pytest.mark.slow
 def test_the_devices_compute_while_a_loop_fetches_each_loss():
-    """The devices are idle whenever it asks for a batch: they have computed until then."""
+    """The devices are idle when the loop asks for a batch, but they computed until then."""
     turns = turns_for(0.03)
     report = trained(lambda x: float(busy(jnp.full((128, 128), 1e-3) + x[0, 0], turns)[0, 0]))
     assert report.idle_s < 0.5 * report.loop_s
@@ -78,7 +78,7 @@ def watch():
 
 
 def glance_at(watch, glances, batch):
-    """The next glance. Batches are placed meanwhile: on a busy machine, a glance may come too late to count."""
+    """The next glance. Places batches meanwhile: without a recent batch, a late glance would not look."""
     for _ in range(600):
         watch.placed([batch])
         with contextlib.suppress(queue.Empty):
@@ -99,16 +99,16 @@ def test_a_glance_sees_whether_the_devices_compute_and_its_thread_ends(computes,
         watch.placed([batch])
     assert _thread._count() <= threads + 1
     glance = glance_at(watch, glances, batch)
-    while computes and not glance.computes:  # it came after the step
+    while computes and not glance.computes:  # the glance came after the step had ended
         step = busy(step, turns_for(0.5))
         glance = glance_at(watch, glances, batch)
     assert glance.computes is computes
     assert glance.gil_wait_s >= 0
     time.sleep(0.3)
-    with watch._glancing:  # a glance that began in time may have come late
+    with watch._glancing:  # wait for a glance that began in time
         while not glances.empty():
             glances.get()
-    with pytest.raises(queue.Empty):  # no more batches come
+    with pytest.raises(queue.Empty):  # no batch was placed recently
         glances.get(timeout=0.2)
     del watch
     while _thread._count() > threads:
@@ -129,7 +129,7 @@ def test_a_batch_that_is_being_placed_is_no_computation_and_is_not_kept_alive(wa
 
 @pytest.mark.slow
 def test_a_step_that_its_call_computes_is_no_idle_time(watch):
-    """The CPU backend computes it on the calling thread, and it has no arrays until then."""
+    """The CPU backend computes this step inside the call. Until it returns, no array shows that a step runs."""
     program = jax.jit(lambda x: jnp.linalg.svd(x)[1])
     x = np.random.default_rng(0).normal(size=(400, 400)).astype(np.float32)
     jax.block_until_ready(program(x))
@@ -148,7 +148,7 @@ def test_python_that_holds_the_gil_is_idle_time(watch):
     while watch.glances.qsize() < 12:
         watch.placed([batch])
     busy = [not watch.glances.get().idle for _ in range(12)]
-    assert sum(busy) <= 6  # threads of LAPACK spin for some time after a call
+    assert sum(busy) <= 6  # not 0: after a call, threads of LAPACK spin for some time
 
 
 def test_transfers_are_watched_two_at_a_time_and_the_thread_ends_with_the_watch(monkeypatch):

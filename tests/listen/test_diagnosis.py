@@ -1,4 +1,4 @@
-"""`Feed.diagnose`: planted costs of each stage are found, and the feed is left where it was."""
+"""`Feed.diagnose`: what it reports, that it leaves the feed where it was, and what it refuses."""
 
 import collections
 import functools
@@ -84,7 +84,7 @@ def test_further_loops_in_the_context_get_no_batch_and_do_not_hang(feed):
     with feed.diagnose(steps=48):
         assert [sum(1 for _ in feed) for _ in range(3)] == [48, 0, 0]
         with pytest.raises(ValueError, match="the diagnosis is over"):
-            collections.deque(iter(lambda: list(feed), None), maxlen=0)  # for ever
+            collections.deque(iter(lambda: list(feed), None), maxlen=0)  # until the error
 
 
 def test_an_interrupt_while_the_context_is_left_loses_nothing(feed, monkeypatch):

@@ -53,7 +53,7 @@ HOLDS = {"host": 0.040, "wait": 0.010, "cpu": 0.020}
     [
         ({"read": 0.010, "wait": 0.0004}, HOW, "compute", "nothing to change: input could be 2 times as fast "),
         ({"read": 0.001, "idle": 0.3}, HOW, "compute", "nothing to change: input could be 20 times as fast"),
-        # less Python in the loop would make it wait longer
+        # input is the limit: with less Python in the loop, the loop would only wait longer
         ({"read": 0.028, "wait": 0.004, "cpu": 0.001, "idle": 0.9}, HOW, "read", "threads 2 → 3"),
         (
             {"read": 0.028, "wait": 0.004, "cpu": 0.001}, HOW, "read",
@@ -99,7 +99,7 @@ def test_what_limits_training_and_what_to_change(given, how, bound, advice):
     [
         ({"read": 0.0008, "place": 0.0004, "cpu": 0.0005, "wait": 0.0019}, HOW),
         ({"read": 0.0008, "place": 0.0004, "cpu": 0.0005, "wait": 0.0019}, but(gil_wait_s=0.006)),
-        # it holds the GIL, but for a fraction of the loop's time
+        # reading holds the GIL, but only for a fraction of the loop's time
         ({"read": 0.006, "loop": 0.100, "wait": 0.019, "cpu": 0.006}, HELD),
     ],
 )
@@ -115,7 +115,7 @@ def test_no_stage_is_named_that_its_own_figures_clear(given, how):
 
 
 def test_uneven_reads_are_named_unless_threads_wait_for_the_gil():
-    """A thread of Python that spins delays some reads, and more room would delay them, too."""
+    """A Python thread that spins delays some reads, too; then a larger buffer would not help."""
     even = window(read=0.0, cpu=0.0005, wait=0.0019)
     uneven = [each._replace(read_s=0.080 if i % 10 == 0 else 0.0) for i, each in enumerate(even.batches)]
     given = dataclasses.replace(even, batches=uneven)
@@ -128,7 +128,7 @@ def test_uneven_reads_are_named_unless_threads_wait_for_the_gil():
 
 @pytest.mark.parametrize(
     ("make_s", "how", "wait_s"),
-    [  # a loop of 6 ms; batch i begins when batch i - 5, 7 or 11 is taken, in a stream of one thread i - 3
+    [  # a loop of 6 ms; batch i begins when i - 5 is taken (buffer=4: i - 7, buffer=8: i - 11, stream: i - 3)
         ([0.048] + 9 * [0.0], HOW, (0.048 - 5 * 0.006) / 10),
         ([0.048] + 9 * [0.0], HOW.having(buffer=4), (0.048 - 7 * 0.006) / 10),
         ([0.048] + 9 * [0.0], HOW.having(buffer=8), 0.0),
@@ -174,7 +174,7 @@ def process(number, read=0.004, wait=0.0, loop=0.010):
 
 
 def test_the_process_that_reads_slowly_is_the_straggler():
-    """The others wait for it inside the step, where their own time is long."""
+    """The others wait for it inside the step, so their loops' own times are long."""
     others = [process(0, loop=0.020), process(1, read=0.040, wait=0.010), process(2, loop=0.020)]
     found = straggler(others)
     assert (found.process, found.stage, found.stage_s) == (1, "read", 0.040)

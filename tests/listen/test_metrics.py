@@ -1,4 +1,4 @@
-"""The table of metrics: names, values, rates for TensorBoard; and the page and the dashboard that follow it."""
+"""The table of metrics: names, values, rates for TensorBoard. The page and the dashboard agree with the table."""
 
 import dataclasses
 import json
@@ -92,7 +92,7 @@ def test_scalars_are_rates_since_the_statistics_before():
 
 
 def read(folder):
-    """{name: {step: value}} as TensorBoard shows a folder."""
+    """{name: {step: value}} that TensorBoard shows of a folder."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
@@ -128,7 +128,7 @@ def test_the_page_lists_all_metrics_and_no_others():
     assert tags
 
 
-# --- examples/grafana.json, which was loaded into no Grafana ---
+# --- examples/grafana.json, checked without Grafana ---
 
 DASHBOARD = json.loads((Path(__file__).parents[2] / "examples" / "grafana.json").read_text())
 PANELS = DASHBOARD["panels"]
@@ -142,7 +142,7 @@ def labels_of(names):
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
 def test_the_expressions_of_a_panel_fit_the_metrics(panel):
-    """Metrics and labels exist; a rate is of a counter; a legend names labels of the metrics."""
+    """Its metrics and labels exist; it takes rates of counters only; its legend names labels of the metrics."""
     for target in panel["targets"]:
         expression = target["expr"]
         names = re.findall(r"\bfeedline\w*", expression)

@@ -32,7 +32,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 class Picture:
-    """The texts of a picture; and the parts of each bar by its name: what they are, and their widths in pixels."""
+    """The texts of a picture, and its bars: {name: {kind of part: width in pixels}}."""
 
     def __init__(self, report, path):
         report.save(path)

@@ -1,4 +1,4 @@
-"""`feed.trace`: what the file says of feeds of all kinds, and of a batch written by hand."""
+"""`feed.trace`: the file for each kind of feed, and the events of a hand-written record of one batch."""
 
 import itertools
 import json
@@ -47,7 +47,7 @@ def test_a_trace_of_each_kind_of_feed(kind, tmp_path):
         assert {(args["rows"], args["bytes"]) for args in whole} == {
             (64 * each, each * 64 * 17 if kind == "padded" else each * 64 * 16)
         }
-    # every part's read leads to its placing, and that to its step
+    # an arrow leads from the read of each part to the placing of its batch, and another from there to the step
     chains = trace.chains()
     assert {chain[-1] for chain in chains} == {("step", step) for step in steps}
     assert all([name for name, _ in chain] == ["read", "place", "step"] for chain in chains)
@@ -60,7 +60,7 @@ def test_a_trace_of_each_kind_of_feed(kind, tmp_path):
         expected = getattr(after, f"{stage}_s") - getattr(before, f"{stage}_s")
         assert trace.seconds(stage) == pytest.approx(expected, abs=2e-8 * len(trace.spans)), stage
     whole = [span.ended - span.began for span in trace.named("step")][:-1]  # the last one is still going on
-    assert 0 < sum(whole) / 1e6 <= after.loop_s - before.loop_s + 1e-6  # which has one more, from before the trace
+    assert 0 < sum(whole) / 1e6 <= after.loop_s - before.loop_s + 1e-6  # `loop_s` has one more, older step
     tracks = list(trace.tracks.values())
     assert tracks[-1] == "training loop"
     expected = {
@@ -128,7 +128,7 @@ def test_a_break_ends_a_step_and_times_have_an_origin(tmp_path):
     assert (facts["process"], facts["processes"]) == (0, 1)
     origin, first = facts["origin_monotonic_s"], trace.named("wait")[0].began / 1e6
     assert began - 1e-3 < origin + first < broke
-    assert facts["origin_unix_s"] + first == pytest.approx(began_unix, abs=60)  # that clock may be set
+    assert facts["origin_unix_s"] + first == pytest.approx(began_unix, abs=60)  # the clock may be set meanwhile
     assert [span.args["position"] for span in steps] == [0, 64, 128]
     assert [origin + span.ended / 1e6 < broke + 1e-3 for span in steps] == [True, True, False]
     assert steps[2].ended - steps[2].began > 0.05e6
@@ -169,7 +169,7 @@ def test_only_the_latest_batches_are_kept_also_of_the_next_pass(tmp_path, monkey
     with feed_of("one thread", tmp_path) as feed, feed.trace(tmp_path / "trace.json") as path:
         assert len([*feed, *feed]) == 20
     trace = Trace(path)
-    # and the ends of two passes
+    # 16 records: 14 batches and the ends of two passes
     assert [span.args["epoch"] for span in trace.named("step")] == [0] * 4 + [1] * 10
     counts = [event["args"]["batches"] for event in trace.of("C", "ready")]
     assert min(counts) == counts[-1] == 0

@@ -50,7 +50,7 @@ def test_one_trace_at_a_time(tmp_path):
 
 
 def test_another_thread_traces_while_the_loop_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_MAX_RECORDS", None)  # none is dropped, however late that thread is
+    monkeypatch.setattr(module, "_MAX_RECORDS", None)  # no record is dropped, however late the tracing thread is
 
     def trace(number):
         with feed.trace(tmp_path / f"{number}.json") as path:
@@ -77,7 +77,7 @@ def test_a_batch_that_is_taken_while_another_thread_ends_the_trace(tmp_path, mon
     monkeypatch.setattr(Accounts, "record_with", later)
     with feed_of("one thread", tmp_path) as feed, feed.trace(tmp_path / "trace.json") as path:
         next(feed)
-    assert [span.args["step"] for span in Trace(path).named("step")] == [1, 2]  # none has a negative duration
+    assert [span.args["step"] for span in Trace(path).named("step")] == [1, 2]  # `Trace` checks the durations
 
 
 @pytest.mark.parametrize("error", [KeyError("mine"), KeyboardInterrupt()], ids=repr)
@@ -93,7 +93,7 @@ def test_an_exception_passes_on_unchanged_and_the_file_is_written(error, tmp_pat
 
 
 def test_a_full_disk(tmp_path, caplog):
-    """A limit on the size of files fails like a full disk."""
+    """A write beyond the limit on the size of files fails like a write to a full disk."""
     name = "trace.json"
     (tmp_path / name).write_text("of before")
     with feed_of("one thread", tmp_path) as feed:
@@ -113,4 +113,4 @@ def test_each_process_has_its_own_file(tmp_path, monkeypatch):
     assert file_of_process(tmp_path / "a.json.gz", 3, 8) == tmp_path / "a-process3.json.gz"
     assert file_of_process(f"{tmp_path}/a", 0, 2) == tmp_path / "a-process0"
     monkeypatch.chdir(tmp_path)
-    assert file_of_process("a.json", 0, 1) == tmp_path / "a.json"  # also if the folder changes meanwhile
+    assert file_of_process("a.json", 0, 1) == tmp_path / "a.json"  # absolute: the directory may change meanwhile

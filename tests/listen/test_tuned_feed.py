@@ -34,7 +34,7 @@ AUTO = {"reading": Reading(threads="auto", buffer="auto"), "prefetch": "auto"}
 def no_thread_is_left(request):
     before = threading.enumerate()
     yield
-    if request.node.get_closest_marker("slow"):  # with workers: Grain keeps a pool of threads
+    if request.node.get_closest_marker("slow"):  # with workers: Grain keeps threads, but no process
         assert not multiprocessing.active_children()
     else:
         assert left_behind(before) == []
@@ -67,7 +67,7 @@ def restless(monkeypatch):
 
 
 class Columns(Numbered):
-    """Reads of some rows fail once for each entry of `errors`."""
+    """A source in which a read of row `errors[0]` fails, once for each entry of `errors`."""
 
     def __init__(self, n=N):
         super().__init__(n, row=np.int32(0), x=np.zeros(5, np.float32))
@@ -80,7 +80,7 @@ class Columns(Numbered):
 
 
 def stream():
-    """Its iterators share a file, as it were: a second one reads only when the one before has ended."""
+    """A stream whose iterators share a file, as it were: no two of them may read at the same time."""
     reading = threading.Lock()
 
     def read(i):
@@ -101,7 +101,7 @@ def taken(feed, count):
 
 
 def assert_same(restless, make, count, changes, *, seed=0, auto=AUTO, **options):
-    """Batches, states and counts are those without changes of the settings."""
+    """Batches, states and counts are the same as in a feed whose settings do not change."""
     with Feed(make(), B, SHARDING, **options) as plain:
         expected, counted = taken(plain, count), plain.statistics()
     made = restless(seed)
@@ -216,7 +216,7 @@ def test_workers_come_and_go(restless, tmp_path):
 
 
 class Slow(Columns):
-    """Each batch takes 60 ms of a thread; batches that several threads share take each a part of that."""
+    """A source whose reads sleep for 60 ms a batch. Threads that share a batch share this time."""
 
     def read(self, rows, out):
         time.sleep(0.06 * len(rows) / B)
@@ -268,7 +268,7 @@ def test_workers_that_tuning_chose_and_that_fail_leave_the_threads_to_read(monke
         assert re.fullmatch(rf"goes back to threads \d+: workers failed with {type(error).__name__}: .*", sentence)
     with Feed({"row": str(path)}, B, SHARDING) as plain:
         assert before + after == taken(plain, 6)
-    reading = Reading(workers=1, buffer="auto")  # those that the user asked for are not replaced
+    reading = Reading(workers=1, buffer="auto")  # workers that the user asked for are not replaced
     with Feed({"row": str(path)}, B, SHARDING, reading=reading) as feed, pytest.raises(type(error)):
         next(feed)
 
@@ -281,7 +281,7 @@ def test_a_row_that_is_bad_for_threads_too_is_an_error(monkeypatch):
     monkeypatch.setattr("feedline._src.loader.workers.WorkerBatches", failing(RowError("disk went away")))
     with Feed(source, B, SHARDING, order=feedline.Order(shuffle=False), reading=Reading(workers="auto")) as feed:
         expected = taken(feed, 2)
-        while not feed.statistics().ready:  # until the threads that end now have read that row
+        while not feed.statistics().ready:  # the threads that will end must have read that row first
             time.sleep(1e-3)
         feed._listener.tuner.proposal = feed._stages.settings._replace(threads=0, workers=2)
         source.errors.append(2 * B + 1)
@@ -293,7 +293,7 @@ def test_a_row_that_is_bad_for_threads_too_is_an_error(monkeypatch):
 
 
 def test_memory_stays_within_what_the_limit_counts(restless):
-    """A change leaves batches of the setting before in buffers of their own, for a while."""
+    """For a while after a change, batches of the earlier settings remain, in buffers of their own."""
     restless(7)
     with Feed(Columns(), B, SHARDING, **AUTO) as feed:
         staging, most = feed._stages.access.buffers.staging, 0
@@ -316,10 +316,10 @@ def test_a_move_to_fewer_devices_keeps_to_their_limit():
         expected = taken(feed, 1)
         feed._listener.tuner.proposal = feed._stages.settings._replace(prefetch=4)
         expected += taken(feed, 1)
-        assert feed.prefetch == 4  # 10 batches of an eighth
+        assert feed.prefetch == 4  # at most 10 batches, an eighth of each on a device
         feed.move(half)
         expected += taken(feed, 1)
-        assert feed.prefetch == 1  # 4 batches of a quarter
+        assert feed.prefetch == 1  # at most 4 batches, a quarter of each on a device
         assert not feed._listener.tuner._bounds.allow(feed._stages.settings._replace(prefetch=2))
     with Feed(Columns(), B, SHARDING) as plain:
         assert taken(plain, 3) == expected
@@ -334,7 +334,7 @@ def test_a_move_to_fewer_devices_keeps_to_their_limit():
             (1, 0, 1, 2),
         ),
         ({"threads": "auto", "buffer": "auto"}, 0, (0, 0, 2, 0)),  # nothing is tuned
-        ({"threads": 2, "workers": "auto"}, 2, (2, 0, 2, 2)),  # a source in memory
+        ({"threads": 2, "workers": "auto"}, 2, (2, 0, 2, 2)),  # no workers for a source in memory
     ],
 )
 def test_what_a_feed_begins_with(reading, prefetch, found):

@@ -1,4 +1,4 @@
-"""Tuning finds, by measurements of a simulated feed, settings about as good as an exhaustive search finds."""
+"""Tuning that measures a simulated feed finds settings about as good as those of an exhaustive search."""
 
 import dataclasses
 import itertools
@@ -21,7 +21,7 @@ SLOW_TRANSFER = Load(make_s=0.001, place_s=0.030, loop_s=0.010)
 CALLS = Load(make_s=0.001, place_s=0.0005, loop_s=0.004, call_s=0.015)
 SERVES_TWO = dataclasses.replace(SLOW_DISK, at_a_time=2)
 UNEVEN = Load(make_s=0.006, place_s=0.0, loop_s=0.010, every=10)
-# an example that fails takes too long to be made smaller
+# no Phase.shrink: it takes too long
 QUICKLY = settings(max_examples=30, derandomize=True, phases=[Phase.explicit, Phase.generate])
 LOADS = {
     "memory": MEMORY,
@@ -35,14 +35,14 @@ LOADS = {
 
 
 def looked(tuner, how):
-    """What a tuner proposes, which is taken up."""
+    """What a tuner proposes in these circumstances. Accepts the proposal, as a feed does."""
     tuner.look(how)
     proposal, tuner.proposal = tuner.proposal, None
     return proposal
 
 
 class Run:
-    """A loop over a simulated feed that does what the search proposes, until it ends."""
+    """A loop over a simulated feed that adopts each proposal, until the search ends."""
 
     def __init__(self, load, limits=None, *, noise=0.0, most=100):
         self.load, self.at, self.noise, self.looks = load, 0.0, noise, itertools.count()
@@ -73,9 +73,9 @@ class Run:
 
 
 def assert_sound(run):
-    """What holds for any load: the limits, few changes, none twice but going back, and quiet in the end."""
+    """For any load: limits hold, changes are few, only a return repeats settings, and then nothing changes."""
     assert all(run.limits.allow(each) for each in run.tried)
-    for each in run.tried:  # where workers read, threads do not
+    for each in run.tried:  # workers replace threads, even a number of threads that must not be tuned
         given = ALL - run.limits.tunable - ({"threads"} if each.workers else set())
         assert all(getattr(each, name) == getattr(START, name) for name in given)
     assert len(run.tried) <= MAX_CHANGES + 1
@@ -114,14 +114,14 @@ def test_any_load_keeps_the_limits_and_comes_to_an_end(load, tunable, batches, n
     limits = bounds(load, tunable, host_batches=batches, device_batches=batches)
     run = Run(load, limits, noise=noise)
     assert_sound(run)
-    if not noise and load.at_a_time > 2:  # threads that wait for storage keep no core busy
+    if not noise and load.at_a_time > 2:  # if 2, threads wait for storage and keep no core busy
         most = [each._replace(threads=each.threads * 2 // 3) for each in run.tried if each.threads > START.threads]
         assert all(map(load.allows, most))
     assert load.step_s(run.now) <= load.step_s(START) * (1.05 if noise < 0.3 else 1.15)
 
 
 def test_a_stream_is_opened_again_only_if_a_gain_is_predicted():
-    """Its own workers take seconds to start."""
+    """The stream's own workers take seconds to start."""
     limits = bounds(SLOW_DISK, tunable=frozenset({"prefetch"}))
     for load, expected in [({"make_s": 0.030}, None), ({"make_s": 0.008, "every": 10}, 8)]:
         how = Load(place_s=0.0, loop_s=0.010, **load).measured(START._replace(threads=1))
@@ -132,7 +132,7 @@ def test_a_stream_is_opened_again_only_if_a_gain_is_predicted():
 
 def test_a_change_that_was_no_gain_is_not_tried_in_other_sizes():
     run = Run(SERVES_TWO)
-    assert len(run.tried) <= 3  # threads, room, and back to the start
+    assert len(run.tried) <= 3  # more threads, a larger buffer or prefetch, and back to the start
     assert run.now == START
 
 
@@ -141,7 +141,7 @@ def test_a_change_that_was_no_gain_is_not_tried_in_other_sizes():
 
 @pytest.mark.parametrize("before", [MEMORY, dataclasses.replace(SLOW_DISK, loop_s=0.060)])
 def test_a_loop_that_waits_longer_is_looked_at_again_after_a_while(before):
-    """Also if its steps are shorter than before."""
+    """This holds even if the loop's steps are shorter than before."""
     run = Run(before)
     assert run.tried == []
     run.load = SLOW_DISK
@@ -152,7 +152,7 @@ def test_a_loop_that_waits_longer_is_looked_at_again_after_a_while(before):
     run.settle().assert_optimal()
     run.load = dataclasses.replace(SLOW_DISK, make_s=1.0)
     run.at += 100
-    assert run.look() is None  # the pause doubles
+    assert run.look() is None  # the pause between searches doubles
     run.at += 20
     assert run.look() is not None
 
@@ -171,7 +171,7 @@ def test_threads_that_begin_to_compute_become_no_more_than_the_cores():
     cached = dataclasses.replace(SLOW_DISK, busy=1.0, cores=2)
     run = Run(dataclasses.replace(SLOW_DISK, cores=2), bounds(cached))
     assert run.now.threads > 2
-    run.load = dataclasses.replace(cached, cores=8)  # of the machine; the limit is 2
+    run.load = dataclasses.replace(cached, cores=8)  # the machine's cores; the limit stays 2
     assert run.look().threads == 2
     assert run.settle().now.threads == 2
 
@@ -196,7 +196,7 @@ def test_workers_that_fail_are_not_tried_again_and_the_search_is_a_whole_one():
     assert run.now.workers == 0
 
 
-# --- the advice of reports, followed ---
+# --- following the advice of reports ---
 
 
 def followed(now, change):
@@ -233,7 +233,7 @@ def test_advice_that_is_followed_in_vain_comes_to_an_end(load, start):
 
 
 def test_a_proposal_that_was_not_taken_up_is_made_again():
-    """As after an interrupt."""
+    """An interrupt may come before the feed takes up a proposal."""
     tuner = Tuner(bounds(SLOW_DISK), START)
     assert looked(tuner, SLOW_DISK.measured(START)).threads == 8
     assert looked(tuner, MEMORY.measured(START)).threads == 8

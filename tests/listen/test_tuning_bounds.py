@@ -35,7 +35,7 @@ def made(limits=Limits(), tunable=ALL, start=START, local=GIB // 4, shard=GIB //
 @pytest.mark.parametrize(
     ("devices", "device_batches"),
     [
-        ((Device(),), 64),  # a tenth
+        ((Device(),), 64),  # a tenth of its memory
         ((Device(), Device(bytes_limit=8 * GIB)), 6),
         ((Device(bytes_limit=None),), None),  # it does not tell its memory
         ((Device("cpu", None),), None),  # its arrays count as host memory
@@ -43,7 +43,7 @@ def made(limits=Limits(), tunable=ALL, start=START, local=GIB // 4, shard=GIB //
 )
 def test_defaults_are_shares_of_the_machine(devices, device_batches):
     bounds, start = made(devices=devices)
-    assert (bounds.host_batches, bounds.device_batches, bounds.cores) == (16, device_batches, 6)  # a quarter ÷ 4
+    assert (bounds.host_batches, bounds.device_batches, bounds.cores) == (16, device_batches, 6)  # host: 1/4 ÷ 4
     assert start == START
     assert bounds.host_use(START) == 2 * 3 + (4 if devices[0].platform == "cpu" else 0)
 
@@ -55,7 +55,7 @@ def test_a_limit_makes_the_start_smaller_and_is_never_exceeded():
     for more in (start._replace(prefetch=2), start._replace(buffer=2), Settings(0, 4, 1, 1)):
         assert not bounds.allow(more)
     assert made(Limits(cores=1), tunable=frozenset({"buffer"}))[1] == START  # what the user gave stays
-    assert made(local=100 * GIB, shard=100 * GIB)[1] == Settings(8, 0, 1, 1)  # any size
+    assert made(local=100 * GIB, shard=100 * GIB)[1] == Settings(8, 0, 1, 1)  # batches of any size are allowed
 
 
 @pytest.mark.parametrize("limits", [Limits(host_bytes=GIB - 1), Limits(device_bytes=GIB // 2 - 1)])

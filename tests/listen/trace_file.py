@@ -1,4 +1,4 @@
-"""A trace file read by a checker that knows nothing but the format, and feeds to trace."""
+"""Checks a trace file against its format alone, and builds feeds to trace."""
 
 import collections
 import gzip
@@ -52,7 +52,7 @@ class Trace:
                 assert span.ended <= following.began + 0.0015, (span, following)
 
     def paired(self, begin, end, key):
-        """Each event that begins something, and the one that ends it: there is exactly one, and it is later."""
+        """Pairs of an event that begins something and the event that ends it, which is not earlier."""
         begins = {json.dumps(event[key]): event for event in self.of(begin)}
         ends = {json.dumps(event[key]): event for event in self.of(end)}
         assert len(begins) == len(self.of(begin))
@@ -60,7 +60,7 @@ class Trace:
         for i, event in begins.items():
             assert event["ts"] <= ends[i]["ts"]
             assert event["name"] == ends[i]["name"]
-            assert key != "id" or isinstance(event["id"], int)  # Perfetto ignores flows with another
+            assert key != "id" or isinstance(event["id"], int)  # Perfetto ignores flows with other ids
         return [(begins[i], ends[i]) for i in begins]
 
     def named(self, name):
@@ -70,13 +70,13 @@ class Trace:
         return sum(span.ended - span.began for span in self.named(name)) / 1e6
 
     def at(self, event):
-        """The span of this thread in which an event lies."""
+        """The span that contains an event, on the event's own track."""
         track = self.tracks[event["pid"], event["tid"]]
         (span,) = (s for s in self.spans if s.track == track and s.began <= event["ts"] <= s.ended)
         return span
 
     def chains(self):
-        """(names, steps) of the spans on each way along the arrows, from a span to which none leads."""
+        """All ways along the arrows, from spans that no arrow leads to: each is [(name, step) of a span, ...]."""
         arrows = collections.defaultdict(list)
         for begin, end in self.flows:
             arrows[self.key(self.at(begin))].append(self.at(end))

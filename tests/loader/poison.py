@@ -25,7 +25,7 @@ def install():
 
 
 class PoisonedSource(Numbered):
-    """Unpickled, it installs the poison in that process."""
+    """A source that poisons the slabs of any process that unpickles it."""
 
     def __setstate__(self, state):
         self.__dict__ = state

@@ -35,7 +35,7 @@ TOO_LARGE = 2**31
 
 
 class Columns(Numbered):
-    """Rows of which some cannot be read; its errors do not name them."""
+    """A source in which some rows cannot be read, and whose errors do not name these rows."""
 
     def __init__(self, bad=BAD, n=N, error=OSError):
         super().__init__(n, row=np.int32(0), wide=np.zeros(4, np.int32))
@@ -49,7 +49,7 @@ class Columns(Numbered):
 
 
 class Records:
-    """Records, some of which are bad: `wrong` makes those."""
+    """Records, of which `wrong` makes the bad ones."""
 
     def __init__(self, wrong):
         self.wrong = wrong
@@ -96,7 +96,7 @@ def spare(epoch, position, n=N, bad=BAD):
 
 
 def expected(remainder):
-    """Batches of (row, valid, bad): the order cut up with lists, with substitutes for bad rows."""
+    """The expected batches of (row, valid, bad): lists cut from the order, with substitutes for bad rows."""
     orders = [rows_at(Order(SEED), N, epoch, np.arange(N)).tolist() for epoch in range(EPOCHS)]
     runs = [[(epoch, p, order[p]) for p in range(N)] for epoch, order in enumerate(orders)]
     runs = [[place for run in runs for place in run]] if remainder == "wrap" else runs
@@ -228,7 +228,7 @@ def test_every_split_into_processes_takes_the_same_rows(data):
     mesh = Mesh(np.array(jax.devices())[devices].reshape(4, 2), ("data", "model"))
     borders = sorted(data.draw(st.sets(st.integers(1, 7), max_size=3)))
     processes = np.split(np.array(data.draw(st.permutations(jax.devices()))), borders)
-    n = data.draw(st.integers(12, 40))  # three may be bad: of 16 substitutes one is not
+    n = data.draw(st.integers(12, 40))  # at most three are bad, so one of 16 substitutes is good
     size = 8 * data.draw(st.integers(1, 3))
     remainder = data.draw(st.sampled_from(["pad", "wrap"]))
     policy = data.draw(st.sampled_from(["substitute", "mask"]))
@@ -294,7 +294,7 @@ def test_beyond_its_budget_a_feed_raises_and_delivers_nothing_more(sharding, tmp
         delivered = [next(feed) for _ in range(batches)]
         assert path.exists()
         if batches < 3:
-            for _ in range(2):  # and again
+            for _ in range(2):  # a second `next` raises, too
                 with pytest.raises(
                     RowError, match=rf"Reading\.bad_rows_budget = {budget} allows \d+ bad rows in the"
                 ):
@@ -306,8 +306,8 @@ def test_beyond_its_budget_a_feed_raises_and_delivers_nothing_more(sharding, tmp
 
 
 def test_a_share_is_of_the_rows_delivered_and_rounded_up(sharding):
-    with _feed(sharding, Columns(bad={3, 4, 25}), bad_rows_budget=0.07) as feed:  # of 16 rows 1.12, so 2
-        next(feed), next(feed)  # of 32 rows 2.24, so 3
+    with _feed(sharding, Columns(bad={3, 4, 25}), bad_rows_budget=0.07) as feed:  # 16 rows: 1.12, so 2 may be bad
+        next(feed), next(feed)  # 32 rows: 2.24, so 3 may be bad
         assert feed.statistics().bad_rows == 3
     message = r"allows 2 bad rows in the 16 rows .* but 3 are.* damaged \[stage read, row 3, "
     with (
@@ -315,16 +315,16 @@ def test_a_share_is_of_the_rows_delivered_and_rounded_up(sharding):
         pytest.raises(RowError, match=message),
     ):
         next(feed)
-    reading = Reading(bad_rows="substitute", bad_rows_budget=0.1)  # of 16 + 8 rows 2.4, so 3
+    reading = Reading(bad_rows="substitute", bad_rows_budget=0.1)  # 16 + 8 rows: 2.4, so 3 may be bad
     with Feed(
         Columns({3, 4, 17}), [(0, 16), (1, 8)], sharding, order=Order(shuffle=False), reading=reading
     ) as feed:
         next(feed), next(feed)
         assert feed.statistics().bad_rows == 3
-    sources = {"few": Columns((), 16), "many": Columns({10, 60, 110}, 160)}  # an epoch has few rows of "many"
+    sources = {"few": Columns((), 16), "many": Columns({10, 60, 110}, 160)}  # an epoch has 16 rows of "many"
     mixture = Mixture(sources, {"few": 1, "many": 1}, end="first_exhausted")
     with Feed(mixture, B, sharding, reading=Reading(bad_rows="substitute", bad_rows_budget=0.05)) as feed:
-        assert len([None for _ in zip(range(22), feed, strict=False)]) == 22  # all rows of "many"
+        assert len([None for _ in zip(range(22), feed, strict=False)]) == 22  # enough for all rows of "many"
 
 
 @pytest.mark.parametrize("size", [B, [(0, B), (9, B // 2)]])
@@ -334,7 +334,7 @@ def test_a_row_that_is_bad_in_each_epoch_counts_once(sharding, tmp_path, size):
     with Feed(Columns(bad={3, 26}), size, sharding, epochs=8, remainder="wrap", reading=reading) as feed:
         rows = sum(len(batch["row"]) for batch in feed)
         assert rows == 8 * N
-        assert feed.statistics().bad_rows == 16  # deliveries
+        assert feed.statistics().bad_rows == 16  # 2 rows in 8 epochs
     assert sorted(json.loads(line)["row"] for line in path.read_text().splitlines()) == [3, 26]
 
 
@@ -346,7 +346,7 @@ def test_a_source_without_a_good_row_is_an_error_after_few_reads(sharding):
     with Feed(source, B, sharding, **options) as feed, pytest.raises(RowError, match=message) as raised:
         next(feed)
     assert (raised.value.row, raised.value.epoch, raised.value.position) == (0, 0, 0)
-    assert len(source.reads) <= 1 + 5 + 16  # the whole, halves of it, and what could stand in
+    assert len(source.reads) <= 1 + 5 + 16  # the whole batch, ever smaller parts of it, and 16 substitutes
 
 
 @pytest.mark.parametrize(
@@ -414,7 +414,7 @@ def test_a_full_disk_under_the_quarantine_is_named_and_the_batch_is_read_again(s
                 list(feed)
             assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(path))
             assert feed.statistics().bad_rows == 0
-        path.unlink()  # room
+        path.unlink()  # now there is room
         list(feed)
         assert len(path.read_text().splitlines()) == feed.statistics().bad_rows > 0
 
@@ -463,7 +463,7 @@ def test_raise_names_row_epoch_and_position(sharding):
 
 
 def _stream(at, n=40):
-    """Items, some of which have another form or do not fit."""
+    """A stream of `n` items. `at`: items of another form, or with values that do not fit, by their positions."""
     return grain.MapDataset.range(n).map(lambda i: at.get(i, {"x": np.int64(i)})).to_iter_dataset()
 
 

@@ -29,14 +29,14 @@ SOURCE = {
     "narrow": np.arange(40, dtype=np.int64),  # cast to int32 when it is placed
     "wide": np.arange(40 * 6, dtype=np.float32).reshape(40, 6),
 }
-CUTS = {"narrow": PartitionSpec("model"), "wide": PartitionSpec("data", "model")}  # other rows, and columns
+CUTS = {"narrow": PartitionSpec("model"), "wide": PartitionSpec("data", "model")}  # `wide` cuts columns, too
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 5, 99])
 @pytest.mark.parametrize("way", ["by leaf", "whole rows", "transformed"])
 @pytest.mark.parametrize("owned", [[0], [5], [2, 3, 7], range(8)], ids=str)
 def test_the_parts_of_a_batch_write_all_of_it(parts, way, owned):
-    """For a process that owns some devices of a 4 × 2 mesh."""
+    """The process owns some devices of a 4 × 2 mesh."""
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
     source = ArraySource([SOURCE])
     double = (
@@ -67,7 +67,7 @@ def test_the_parts_of_a_batch_write_all_of_it(parts, way, owned):
 
 
 def test_the_memory_of_a_batch_that_failed_is_freed_with_its_error():
-    """By reference counts: an error that waits for the garbage collector would hold a batch for long."""
+    """Reference counts free it: an error that waits for the garbage collector would hold the batch for long."""
     memory = []
 
     def fails(batch, rows):

@@ -81,7 +81,7 @@ def test_threads_never_share_a_slab():
     assert [thread.result(PATIENCE_S) for thread in threads] == [None] * 6
     assert not torn
     assert max(idle(stage)) <= 4
-    assert stage.mapped < 6 * 500  # of twice as many that were leased
+    assert stage.mapped < 6 * 500  # 2 * 6 * 500 were leased
 
 
 def test_close_unmaps_idle_slabs_and_leased_ones_when_they_end():
@@ -93,7 +93,7 @@ def test_close_unmaps_idle_slabs_and_leased_ones_when_they_end():
     assert idle(stage) == [0, 0]
     del held
     assert idle(stage) == [0, 0]
-    assert stage.lease()[0].shape == (8, 5)  # a run that is ending may still ask
+    assert stage.lease()[0].shape == (8, 5)  # a pipeline that is ending may still lease
 
 
 def test_slabs_that_were_unmapped_leave_nothing_behind():
@@ -156,11 +156,11 @@ def test_one_batch_that_is_held_keeps_no_other_slab_of_before_a_change(change):
     assert idle(stage) == [0, 0]
 
 
-# -- under a feed: what is given back is overwritten at once
+# -- in a feed that overwrites each slab as soon as its lease ends
 
 BATCH = 16
 ROWS = 96
-SHAPES = {"aligned": (64,), "misaligned": (3,)}  # of a row, in float32: shards on 64-byte borders, or not
+SHAPES = {"aligned": (64,), "misaligned": (3,)}  # of float32 rows; shards begin at multiples of 64 bytes, or not
 
 
 def mesh_of(devices):
@@ -177,7 +177,7 @@ def expected(feed, shape):
 
 
 def changed(batch, rows):
-    """A transform with a cast: the memory that is placed is not the memory that was read into."""
+    """A transform that returns new memory: the memory that is placed is not the memory that was read into."""
     return {"x": batch["x"] * 1.0}
 
 
@@ -206,13 +206,13 @@ def test_no_batch_is_ever_poisoned(devices, alignment, options):
     feed = feedline.Feed({"x": rows_of(shape)}, BATCH, mesh_of(devices), epochs=20, **options)
     for turn, name in zip(range(len(feed)), itertools.cycle(USES), strict=False):
         wanted = expected(feed, shape)[parts.get(name, slice(None))]
-        kept.append((USES[name](next(feed)["x"]), wanted, name))  # the batch itself is let go, perhaps in use
+        kept.append((USES[name](next(feed)["x"]), wanted, name))  # the batch itself is dropped, perhaps in use
         if turn >= 8 and turn % 8:
             assert_held(*kept.pop(0))
     feed.close()
     del feed
     gc.collect()
-    for one in kept:  # they outlive the feed
+    for one in kept:  # these results outlive the feed
         assert_held(*one)
 
 
@@ -278,6 +278,6 @@ def test_a_long_pass_maps_no_more_slabs_than_the_formula_says():
         held = [next(feed) for _ in range(30)]
         assert feed.statistics().slabs <= 2 * (
             3 + 2 + 3 + 30 + 8
-        )  # 8: a glance at the devices may hold the latest
+        )  # 8: a look at the devices may hold the latest batches
         del held
         assert max(idle(feed._stages.access.buffers.staging)) <= 3 + 2 + 3

@@ -1,4 +1,4 @@
-"""columns.c compiles without a warning and passes the sanitizers; an install does without it, too."""
+"""columns.c compiles without a warning and passes the sanitizers; an install without a compiler works, too."""
 
 import os
 import shutil
@@ -47,7 +47,7 @@ def test_the_tests_of_the_library_pass_under_the_sanitizers(tmp_path):
     script = (
         f"import pathlib, sys, pytest; from feedline._src.native import library; "
         f"library.PATH = pathlib.Path({str(sanitized)!r}); "
-        # without conftest.py, whose fixtures import jax: not all of its releases load under the sanitizers
+        # without conftest.py, whose fixtures import jax: some releases of jax do not load under the sanitizers
         f"sys.exit(pytest.main(['-q', '--noconftest', '-m', 'not slow', '--hypothesis-profile=ci', *{paths!r}]))"
     )
     environment = programs.importing(LD_PRELOAD=runtime, ASAN_OPTIONS="detect_leaks=0", FEEDLINE_PURE_PYTHON="0")
@@ -58,7 +58,7 @@ def test_the_tests_of_the_library_pass_under_the_sanitizers(tmp_path):
 
 
 def wheel(folder, **environment):
-    """The files of the wheel that pip builds here, and its name. Without isolation: no download."""
+    """The name and the files of the wheel that pip builds here. Without build isolation, nothing is downloaded."""
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", folder, ROOT]
     done = programs.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

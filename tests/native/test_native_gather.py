@@ -119,7 +119,7 @@ def test_every_row_is_found_in_its_segment(lengths):
 
 @st.composite
 def parts_of_a_batch(draw):
-    """Lengths of the shards, leaves as (row shape, dtype), the order, the epoch, and positions: a range or any."""
+    """(lengths of file shards, leaves as (row shape, dtype), order, epoch, positions as a range or an array)."""
     lengths = draw(st.lists(st.integers(0, 300), min_size=1, max_size=5).filter(any))
     shapes = st.lists(st.integers(1, 9), max_size=2).map(tuple)
     leaf = st.tuples(shapes, st.sampled_from([np.uint8, np.int32, np.float64, ">i2"]))

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(library() is None, reason="the library was not b
 
 @st.composite
 def batches(draw):
-    """Segments of values, spans within them, and the length of the rows that the spans fit."""
+    """(segments of values, spans of these values, a length of rows into which the spans fit)."""
     random = np.random.default_rng(draw(st.integers(0, 999)))
     lengths = draw(st.lists(st.integers(1, 400), min_size=1, max_size=5))
     dtype = draw(st.sampled_from([np.uint8, np.uint16, np.int32, np.float64]))
@@ -34,7 +34,7 @@ def batches(draw):
 
 
 def by_numpy(function, *arguments):
-    """Call a function while there is no library."""
+    """Call a function as if the C library were missing."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(importlib.import_module(function.__module__), "library", lambda: None)
         return function(*arguments)

@@ -1,8 +1,8 @@
-"""Oracles and statistics for orders: the documented order, one position at a time, and random permutations.
+"""The documented order, one position at a time, as an oracle; and statistics that tell an order from chance.
 
-A statistic returns the p-value of pure chance for a function rows(key, positions) -> int64 rows, for each
-key (seed, epoch) a permutation of [0, n): feedline's own, a truly random one, or a weaker construction that
-must be rejected. Every statistic is Pearson's: Σ (seen - expected)² / variance is distributed as χ².
+A statistic tests a function rows(key, positions) -> int64 rows, which for each key (seed, epoch) permutes [0, n).
+It returns the p-value of pure chance. Feedline's order must pass; weaker constructions must be rejected.
+Every statistic is Pearson's: Σ (seen - expected)² / variance is distributed as χ².
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def documented_hash(purpose, seed, epoch, counter):
 
 
 def documented_round(x, key, tweak):
-    """y, of 32 bits."""
+    """One round of the network, as a number of 32 bits."""
     y = x * (key % 2**32 | 1) + (key >> 32) + tweak & M32
     return (y ^ y >> 16) * 0x85EBCA6B & M32
 
@@ -82,7 +82,7 @@ def documented_blocked_order(rows, window, n, seed, epoch):
     ordered = [full[documented_row(len(full), seed, epoch, i, "blocks")] for i in range(len(full))]
     if short:
         drawn = documented_words("blocks", seed, epoch)[7] * len(blocks) // 2**64
-        ordered.insert(drawn // window * window + window - 1, *short)  # a list's insert stops at its end
+        ordered.insert(drawn // window * window + window - 1, *short)  # beyond the end, insert appends
     order, (factor, term, *_) = [], documented_words("windows", seed, epoch)
     for w in range(-(-len(ordered) // window)):
         inside = [row for block in ordered[w * window : (w + 1) * window] for row in block]
@@ -128,7 +128,7 @@ def evenness(values: NDArray[np.int64], n: int, buckets: int = 64) -> float:
 
 
 def matches(counts: Sequence[int]) -> float:
-    """Are these the numbers of fixed points of random permutations? They are Poisson(1)."""
+    """Are these numbers of fixed points those of random permutations, which are Poisson(1)?"""
     chances = np.array([math.exp(-1) / math.factorial(k) for k in range(4)])
     chances = np.append(chances, 1 - chances.sum())
     return agreement(np.bincount(np.minimum(counts, 4), minlength=5), chances * len(counts))
@@ -141,7 +141,7 @@ def fair_bits(words: NDArray[np.uint64]) -> float:
 
 
 def spots(n: int, b: int) -> NDArray[np.int64]:
-    """All positions, or where those are too many the first 256 columns of 256 rows of a grid b wide."""
+    """All positions. If n > 2^16, only the first 256 columns of the first 256 rows of a grid that is b wide."""
     if n <= 1 << 16:
         return np.arange(n)
     return (np.arange(256)[:, None] * b + np.arange(256)).ravel()

@@ -27,7 +27,7 @@ COUNTS = st.lists(st.integers(0, 12), min_size=1, max_size=6).filter(any)
 
 
 def deviations(counts):
-    """How far each source is from its share after each number of places: a row for each source."""
+    """For each source, a list: how far it is from its share after 0, 1, 2, … places of a block."""
     block = arranged(counts)
     each = [
         [0, *itertools.accumulate((source == i) - Fraction(count, len(block)) for source in block)]
@@ -47,8 +47,8 @@ def test_beginnings_and_windows_keep_the_shares(counts):
     margin = Fraction(1, max(1, 2 * sum(map(bool, counts)) - 2))
     for each in deviations(counts):
         assert max(map(abs, each)) <= 1 - margin
-        # a window from place a to b, also over the ends of blocks, deviates by each[b] - each[a]: of two sources
-        # by at most one row
+        # a window from place a to b, also over the ends of blocks, deviates by each[b] - each[a]: by at most one
+        # row if there are two sources
         assert max(each) - min(each) <= 2 - 2 * margin
 
 
@@ -96,7 +96,7 @@ def mixtures(draw):
 
 
 def expected_of(order, run, epoch):
-    """Of an epoch: row indices, epochs of their sources, and the rows of each source before each position."""
+    """An epoch's row indices, the epochs of their sources, and how many rows of each source precede a position."""
     rows = [each[1:] for each in run if each[0] == epoch]
     taken = [np.zeros(len(order.names), int)]
     for source, _, _ in rows:
@@ -131,7 +131,7 @@ def test_every_epoch_is_that_of_the_loops(mixture, data):
 
 
 def test_pinned_rows():
-    """A run that resumes relies on them: they never change."""
+    """A run that resumes relies on these rows: they must never change."""
     assert [seed_of_source(seed, source) for seed in (0, 7) for source in (0, 1)] == [
         16794734956373370131, 9318869662365894696, 13715930546597229364, 10873181180868569773,
     ]  # fmt: skip
@@ -148,7 +148,7 @@ def test_the_end_of_an_epoch_of_many_sources_needs_no_search():
     before = _taken.cache_info().misses
     order = MixtureOrder(names, (50,) * 300, (Order(),) * 300, (Phase(0, (2, 1) * 150),), "all_exhausted")
     assert order.rows <= 50 * 450
-    assert _taken.cache_info().misses == before  # each counts the rows of all sources
+    assert _taken.cache_info().misses == before  # each miss counts the rows of all sources
     assert [min(order.taken(order.rows - k)) for k in range(2)] == [50, 49]
 
 
@@ -166,7 +166,7 @@ def test_positions_outside_of_an_epoch_are_refused():
 @pytest.mark.parametrize("count", [1, 511, 512, 513, 40_000])
 @pytest.mark.parametrize("counts", [(7, 2, 1), (21_001, 13_003, 3), (0, 1, 1)])
 def test_c_and_numpy_compute_the_same_rows(count, counts):
-    """In stretches longer than a chunk of C and than a table of places, in which sources begin again."""
+    """The longest ranges span several chunks of C and tables of places, and sources begin again in them."""
     orders = (Order(1), Order(2, Blocks(100, 7)), Order(3, False))
     order = MixtureOrder(
         tuple("abc"), (100_000, 9_000, 4_000), orders, (Phase(0, counts), Phase(10**6, (1, 1, 1)))

@@ -58,7 +58,7 @@ def test_huge_orders_stay_in_range_and_repeat_nothing(n, shuffle, seed, epoch, s
 
 @given(n=st.integers(1, 60) | huge, seed=word, epoch=word, spots=st.lists(st.integers(0, LARGEST), max_size=9))
 @settings(max_examples=300, deadline=None)
-@example(n=4097, seed=5, epoch=6, spots=range(4097))  # where walks are needed
+@example(n=4097, seed=5, epoch=6, spots=range(4097))  # some positions need cycle walking
 def test_the_documented_row_whatever_other_positions_are_computed(n, seed, epoch, spots):
     positions = np.array([spot % n for spot in spots], np.int64)
     expected = [statistics.documented_row(n, seed, epoch, position) for position in positions.tolist()]
@@ -109,7 +109,7 @@ def test_positions_outside_the_epoch_are_refused(n, shuffle):
 
 
 def test_labels_in_a_batch_of_sorted_data():
-    """1,000 labels of 1,000 rows each: a batch of 1,024 has 641 different ones if all rows are shuffled."""
+    """1,000 labels of 1,000 rows each: a batch of 1,024 has 641 different labels if all rows are shuffled."""
     n, positions = 10**6, np.arange(500_000, 501_024)
 
     def labels(shuffle):
@@ -121,7 +121,7 @@ def test_labels_in_a_batch_of_sorted_data():
     assert 350 < many < 652
 
 
-# What chance would do: a p-value below one in a million was not chance.
+# Against pure chance: a p-value below one in a million rejects it.
 
 LIMIT = 1e-6
 KEYS = [(seed, epoch) for seed in range(4) for epoch in range(4)]

@@ -1,4 +1,4 @@
-"""Which differences of two fingerprints concern rows that were delivered."""
+"""Two fingerprints may differ in what concerns only rows that were not delivered yet."""
 
 import json
 
@@ -68,7 +68,7 @@ def test_batch_sizes_may_change_from_the_step_of_a_state_on(step):
         else:
             with pytest.raises(ValueError, match="'batch_sizes'"):
                 check(own, 50, step=step, saved=saved)
-    for one, two in ((saved, SAVED), (SAVED, saved)):  # a constant size says nothing of the past
+    for one, two in ((saved, SAVED), (SAVED, saved)):  # a constant size is not compared
         assert check(
             {**one, "order": {**one["order"], "phases": two["order"]["phases"]}}, 50, step=step, saved=two
         )

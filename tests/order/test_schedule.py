@@ -74,7 +74,7 @@ def schedules(draw, rows=None):
 
 @st.composite
 def with_cursors(draw, schedules=schedules(), last_epoch=7):  # noqa: B008  a strategy is a value
-    """A schedule, and a valid cursor of it: its largest position is the end of an epoch."""
+    """A schedule and a valid cursor of it. The largest position of a cursor is the end of an epoch."""
     schedule = draw(schedules)
     return schedule, Cursor(draw(st.integers(0, last_epoch)), draw(st.integers(0, schedule.rows)))
 
@@ -103,7 +103,7 @@ def test_batches_are_those_built_row_by_row(place, offsets):
         assert schedule.batch_at(before, 0) == start
         before = schedule.after(start)
         epoch, position = batch.last_real
-        assert before == (epoch, position + 1)  # whatever the batch size and the remainder: no position beyond n
+        assert before == (epoch, position + 1)  # never a position beyond n, with any batch size and remainder
     if dropped_at_the_end is not None:
         assert schedule.dropped_rows(before, None) == dropped_at_the_end
     if batches:

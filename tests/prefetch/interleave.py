@@ -18,20 +18,20 @@ class Turns:
     """Runs functions on threads of their own; exactly one goes on at a time, until its next `step`.
 
     Args:
-      choose: list of the names of those that can go on → one of them.
+      choose: maps the list of names of threads that can go on to one of them.
     """
 
     def __init__(self, choose):
         self._choose = choose
         self._parked = queue.SimpleQueue()  # an entry for each thread that parked or ended
         self._mine = threading.local()
-        self._can_go_on = {}  # of each thread that has not ended: whether it can go on now
+        self._can_go_on = {}  # {name of a thread that has not ended: function that tells whether it can go on}
         self._go = {}
         self._results = {}
         self._abandoned = False
 
     def run(self, **functions):
-        """What each function returned. An exception in one is raised here, a `Deadlock` when none can go on."""
+        """{name: what the function returned}. Raises what a function raises, or `Deadlock` if none can go on."""
         for name, function in functions.items():
             self._can_go_on[name], self._go[name] = (lambda: True), queue.SimpleQueue()
             threading.Thread(target=self._act, args=(name, function), daemon=True).start()
@@ -56,7 +56,7 @@ class Turns:
     def step(self, can_go_on=lambda: True):
         """Called by a thread before each operation: wait for its turn, which comes only if it `can_go_on`."""
         name = getattr(self._mine, "name", None)
-        if name is not None:  # else a look from outside
+        if name is not None:  # a thread of `run`: others take no turns
             self._can_go_on[name] = can_go_on
             self._park(name)
 
@@ -81,7 +81,7 @@ class Turns:
 
 
 class Queue:
-    """As `queue.SimpleQueue`, each operation in a turn."""
+    """Like `queue.SimpleQueue`, but each `put` or `get` is a turn."""
 
     def __init__(self, turns):
         self._turns = turns
@@ -106,8 +106,8 @@ class Queue:
 
 
 def all_orders(check):
-    """Call `check(choose)` once for every order in which turns can be taken; how many there were."""
-    choices = []  # of each turn: which of those able was chosen, and how many were able
+    """Call `check(choose)` once for every order in which turns can be taken; return the number of orders."""
+    choices = []  # for each turn: (which of the threads that could go on was chosen, how many could)
     for count in itertools.count(1):
         turn = itertools.count()
 

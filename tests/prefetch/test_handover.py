@@ -1,4 +1,4 @@
-"""The guarantees of the hand-over, in every order in which the two sides and the closing can take turns."""
+"""The guarantees of the hand-over, in every order in which producer, consumer and `close` can take turns."""
 
 import gc
 import linecache
@@ -14,7 +14,7 @@ END = "end"
 
 
 class Stepwise(Handover):
-    """A hand-over of which each access to shared state is a turn."""
+    """A hand-over in which each access to shared state is a turn."""
 
     def __init__(self, depth, turns):
         self._turns = turns
@@ -51,7 +51,7 @@ class Stepwise(Handover):
 
 
 class Early(dict):
-    """A dict of which each change is a turn."""
+    """A dict in which each change is a turn."""
 
     def __init__(self, turns):
         super().__init__()
@@ -71,7 +71,7 @@ class Early(dict):
 
 
 class Scene:
-    """A producer of `count` items and an end, a consumer, and one who closes; what each of them saw."""
+    """A producer of `count` items and an end, a consumer, and a thread that closes, with what each of them saw."""
 
     def __init__(self, choose, depth, count):
         self.turns = Turns(choose)
@@ -80,7 +80,7 @@ class Scene:
         self.whole = [*range(count), END]
         self.made = set()
         self.taken = []
-        self.closed = False  # a close has returned
+        self.closed = False  # whether a `close` has returned
 
     def produce(self):
         for item in self.whole[:-1]:
@@ -91,7 +91,7 @@ class Scene:
 
     def make(self, item):
         self.made.add(item)
-        # 1: taken out by a `take` that is about to return
+        # + 1: an item in a `take` that is about to return
         assert len(self.made) - len(self.taken) <= self.depth + 1
         assert item <= len(self.taken) + self.depth
         self.handover.put(item, item)
@@ -132,7 +132,7 @@ class Scene:
 def test_every_order_of_producer_and_consumer():
     def check(choose):
         scene = Scene(choose, depth=1, count=1)
-        scene.handover._early = {}  # which the consumer alone touches while nobody closes
+        scene.handover._early = {}  # no turns: only the consumer uses it while nobody closes
         scene.turns.run(produce=scene.produce, consume=scene.consume)
         scene.check()
 
@@ -186,7 +186,7 @@ def test_an_item_has_a_slot_once_all_but_depth_before_it_were_taken():
 
 @pytest.mark.parametrize("side", ["wait_for_slot", "put", "finish", "take"])
 def test_a_finalizer_may_close_it_in_the_middle_of_anything(side):
-    """At every line that the call runs, in the standard library too, `close` runs before the next one."""
+    """`close` is tried before each line that the call runs, also before lines of the standard library."""
 
     def closed_at(line):
         handover = Handover(1)
@@ -205,7 +205,7 @@ def test_a_finalizer_may_close_it_in_the_middle_of_anything(side):
 
         if side == "take":
             handover.finish(0, "a")
-        gc.disable()  # its lines would count, too
+        gc.disable()  # lines of finalizers would count, too
         sys.settrace(trace)
         try:
             getattr(handover, side)(*calls[side])
@@ -214,7 +214,7 @@ def test_a_finalizer_may_close_it_in_the_middle_of_anything(side):
         finally:
             sys.settrace(None)
             gc.enable()
-        return seen >= line and not waits  # what waits for a slot that nobody gives comes no further
+        return seen >= line and not waits  # a call that waits for a slot runs no further line
 
     line = 1
     while spawn(lambda: closed_at(line)).result(PATIENCE_S):  # noqa: B023

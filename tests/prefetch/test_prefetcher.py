@@ -1,4 +1,4 @@
-"""Placed batches from threads and from the synchronous double: order, depth, memory, errors, ends, closing."""
+"""Placed batches from threads and without threads: order, depth, memory, errors, ends, closing."""
 
 import collections
 import gc
@@ -19,9 +19,9 @@ pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
 class Source:
-    """Gives its items, and raises those that are exceptions; `gate` is waited for before the item `gated`."""
+    """Gives its items, and raises those that are exceptions. Waits for `gate` before it gives the item `gated`."""
 
-    parts = 1  # for reading threads, of which one reads the items in order
+    parts = 1  # per batch; a single reading thread gets the items in order
 
     def __init__(self, *items, gated=None, on_close=None):
         self._items = iter(items)
@@ -53,7 +53,7 @@ class Source:
 
 
 class Batches:
-    """Batches 0 … count − 1 of some parts. `reads` is called with the number and the part of each."""
+    """Batches 0 … count − 1, each of `parts` parts. Each read calls `reads(number, part)`."""
 
     def __init__(self, count, parts=1, reads=lambda number, part: None):
         self.count, self.parts = count, parts
@@ -80,14 +80,14 @@ class Batches:
 
 
 def prefetcher(source, place=str, depth=2):
-    """One thread over an iterator."""
+    """A pipeline in which one thread reads an iterator."""
     run = Prefetcher.of_iterator(source, place, depth, Watch(Reading()))
     run.start()
     return run
 
 
 def readers(batches, place=lambda host: host, depth=2, threads=2, ahead=3):
-    """Several threads that read parts."""
+    """A pipeline in which several threads read parts of batches."""
     run = Prefetcher(batches, place, depth, Watch(Reading()), threads=threads, ahead=ahead)
     run.start()
     return run
@@ -110,7 +110,7 @@ KINDS = {
 
 @pytest.fixture(params=KINDS.values(), ids=KINDS.keys())
 def run_of(request):
-    """What all kinds promise alike."""
+    """For tests of what all kinds promise alike."""
 
     def run_of(source, place=str):
         run = request.param(source, place)
@@ -168,7 +168,7 @@ def test_an_error_that_was_handled_keeps_nothing_alive(run_of):
         raise BadRow
 
     run = run_of(Source("a"), place)
-    gc.disable()  # counting references must do
+    gc.disable()  # reference counts alone must free the error
     try:
         run.take()
     except BadRow as caught:
@@ -210,12 +210,12 @@ def test_batches_come_once_and_in_order_and_are_bounded(depth, threads, parts, a
     assert ended(run) == "rest"
     assert sorted(placed) == list(range(200))
     assert most_read <= ahead
-    assert most_placed <= depth + 1  # 1: `take` has it, and the test has not noted that yet
+    assert most_placed <= depth + 1  # + 1: a batch that `take` has, and the test has not noted
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_all_batches_ahead_are_read_while_the_consumer_is_busy(threads):
-    """However few threads read: a batch that waits for its slot keeps no other from being read."""
+    """A batch that waits for its slot keeps no other from being read, however few threads read."""
     read = threading.Semaphore(0)
     batches = Batches(20, 1, lambda number, part: read.release())
     run = readers(batches, depth=2, threads=threads, ahead=5)
@@ -256,7 +256,7 @@ def test_without_reads_a_join_waits_for_no_read():
     arrived(inside)
     run.close()
     joining = spawn(lambda: run.join(9 * PATIENCE_S, reads=False))
-    assert [joining.result(2 * PATIENCE_S)] == names  # it reads, and is not waited for
+    assert [joining.result(2 * PATIENCE_S)] == names  # the thread still reads, and the join did not wait
     assert [run.join(0.1)] == names
     gate.set()
     assert run.join(PATIENCE_S) is None
@@ -271,7 +271,7 @@ def test_an_error_comes_after_all_good_batches_before_it(stage, bad, threads, pa
             raise KeyError(f"batch {number}")
 
     def reads(number, part):
-        time.sleep(0.002 * (number < bad))  # later ones fail first
+        time.sleep(0.002 * (number < bad))  # later batches fail first
         if stage == "read":
             fail(number)
 
@@ -303,7 +303,7 @@ def test_close_while_all_threads_wait_for_a_slot():
 
 
 def test_a_close_that_is_repeated_while_a_thread_is_stuck_costs_nothing():
-    """A feed closes an abandoned pipeline again with each batch; what `close` puts must not pile up."""
+    """A feed closes an abandoned pipeline again with each batch; what `close` queues must not pile up."""
     inside, gate, stops = threading.Event(), threading.Event(), []
     run = readers(Batches(9, 1, lambda number, part: (inside.set(), arrived(gate))), threads=1)
     run._watch.on_stop = lambda: stops.append(None)
@@ -350,7 +350,7 @@ def test_an_interrupt_in_the_start_of_a_thread_stays_an_interrupt(monkeypatch):
 def test_a_join_waits_for_a_thread_that_is_being_started():
     inside, gate = threading.Event(), threading.Event()
     run = Prefetcher.of_iterator(Source("a"), str, 2, Watch(Reading()))
-    run._threads[0]._set_native_id = lambda: (inside.set(), arrived(gate))  # before Python lets others join it
+    run._threads[0]._set_native_id = lambda: (inside.set(), arrived(gate))  # runs before other threads can join it
     starting = spawn(run.start)
     arrived(inside)
     run.close()
@@ -412,7 +412,7 @@ def test_a_thread_over_an_iterator_places_depth_items_and_reads_one_more(depth):
     assert (placed, run.waiting) == ([*range(depth)], depth)
     run.take()
     assert read.acquire(timeout=PATIENCE_S)
-    run.close()  # while it waits for a slot
+    run.close()  # while the thread waits for a slot
     assert run.join(PATIENCE_S) is None
     assert closed_by == ["feedline-place"]
 
@@ -448,7 +448,7 @@ def test_the_placement_thread_may_close_it(stage):
     run = prefetcher(source, lambda host: close() if stage == "place" else host)
     started.set()
     assert run.join(PATIENCE_S) is None
-    assert told == ["feedline-place"]  # it does not wait for itself
+    assert told == ["feedline-place"]  # the thread does not wait for itself
     assert source.closed_by == ["feedline-place"]
     with pytest.raises(Closed):
         run.take()

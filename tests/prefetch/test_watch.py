@@ -115,7 +115,7 @@ def test_a_prefetcher_warns_and_raises_at_the_seconds_of_an_oracle(progress, com
         clock.now = 0.0
 
         def take(timeout_s):
-            """As `Handover.take`, while stages advance at the given seconds."""
+            """Like `Handover.take`, while stages advance at the given seconds."""
             until = min(clock.now + timeout_s, comes_at)
             for second in sorted(progress):
                 if clock.now < second <= until:
@@ -137,7 +137,7 @@ def test_a_prefetcher_warns_and_raises_at_the_seconds_of_an_oracle(progress, com
 
 @pytest.fixture
 def warned():
-    """An event that the first warning sets; its attribute `text` is the text of the warning."""
+    """An event that the first warning sets; its attribute `text` lists the texts of all warnings."""
     event = threading.Event()
     event.text = []
 
@@ -164,7 +164,7 @@ def test_an_alarm_whose_block_ends_in_time_logs_nothing_and_leaves_no_thread(war
 
 
 def alive_except(before):
-    """The threads that do not end, by number: an alarm's is none of `threading`."""
+    """The ids of new threads that do not end. `threading` does not know the thread of an alarm."""
     deadline = time.monotonic() + PATIENCE_S
     while (new := {*sys._current_frames()} - before) and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -172,19 +172,19 @@ def alive_except(before):
 
 
 def test_an_interrupt_anywhere_in_an_alarm_leaves_neither_a_lock_nor_a_thread(warned):
-    """At each line and return of its end, also inside the standard library: raised once, and never a hang."""
+    """The interrupt comes at each line and return of an alarm's end, also in the standard library."""
 
     def interrupted(at):
         def trace(frame, event, argument):
             nonlocal at
             if frame.f_code.co_filename not in (module.__file__, contextlib.__file__, threading.__file__):
-                return None  # such as a callback of the garbage collector, where an interrupt is ignored
+                return None  # such as in a callback of the garbage collector, where Python ignores an interrupt
             at -= event in ("line", "return")
             if at == 0:
                 raise KeyboardInterrupt
             return trace
 
-        gc.disable()  # it could finalize what other tests left, which would be interrupted in place of the alarm
+        gc.disable()  # a collection could finalize what other tests left, and take the alarm's interrupt
         try:
             with alarmed(PATIENCE_S, pytest.fail):
                 sys.settrace(trace)
@@ -215,7 +215,7 @@ def test_a_hang_without_prefetch_is_warned_of(warned):
 
     before = {*sys._current_frames()}
     with Feed(Hanging(8, x=np.int32(0)), 8, SHARDING, prefetch=0, reading=READING) as feed:
-        assert alive_except(before) == set()  # the alarm of the build, which on a slow machine warns, too
+        assert alive_except(before) == set()  # the alarm of the build has ended; it may have warned
         warned.clear()
         warned.text.clear()
         assert sorted(np.asarray(next(feed)["x"])) == [*range(8)]

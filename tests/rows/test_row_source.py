@@ -56,7 +56,7 @@ def test_any_number_of_rows_is_read_from_any_place(sharding, count):
             np.testing.assert_array_equal(_index(batch), index)
             np.testing.assert_array_equal(np.asarray(batch["square"]), (index % 1009) ** 2 % 1009)
     assert source.read_rows == 48
-    assert source.closed == 0  # it was given
+    assert source.closed == 0  # the user closes it
 
 
 def test_neither_a_source_nor_a_transform_can_change_which_rows_are_read(sharding):

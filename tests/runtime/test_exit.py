@@ -9,7 +9,7 @@ pytestmark = pytest.mark.slow
 
 
 def exits_within_2_s(tmp_path, body, measured=None, status=0, says=""):
-    """Run a script up to three times: a busy machine may delay one end, a thread that is joined delays all."""
+    """Run a script up to three times: a busy machine may delay one exit, a thread that is joined delays all."""
     for _ in range(3):
         done, delay_s = run(tmp_path, body)
         assert (done.returncode, done.stderr) == (status, says)
@@ -45,7 +45,7 @@ print("end", time.time(), flush=True)
 
 
 def test_a_read_of_hdf5_that_never_returns_does_not_delay_the_exit(tmp_path):
-    """Threads that end inside HDF5 keep its lock, for which h5py's own hook of the exit waits without a limit."""
+    """Threads that end inside HDF5 keep its lock, and h5py's own exit hook waits for this lock without a limit."""
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("x", data=np.arange(800), chunks=(8,))
     says = (
@@ -100,7 +100,7 @@ closed.set()
 
 
 def test_a_long_read_of_many_chunks_ends_before_the_interpreter(tmp_path):
-    """Otherwise the interpreter ends its thread inside TensorStore, which sometimes aborts the process."""
+    """Otherwise the interpreter ends the reading thread inside TensorStore, and sometimes the process aborts."""
     done = exits_within_2_s(
         tmp_path,
         """
@@ -147,7 +147,7 @@ del watch
 
 @pytest.mark.parametrize("watches", WATCHED)
 def test_a_program_that_ends_while_the_devices_compute_is_not_aborted(tmp_path, watches):
-    """Threads that wait for the devices inside jax must have left it when the interpreter ends."""
+    """Threads that wait for the devices inside jax must have left jax when the interpreter ends."""
     script = f"""
 import atexit
 slow = jax.jit(lambda a: jax.lax.fori_loop(0, 700, lambda i, a: jax.numpy.sin(a @ a), a))
@@ -160,7 +160,7 @@ print(step.is_ready())
     for _ in range(5):
         done, _ = run(tmp_path, script)
         assert (done.returncode, done.stderr) == (0, "")
-        if "False" in done.stdout.split():  # this process did not stand still while the devices computed
+        if "False" in done.stdout.split():  # the devices still computed at the end
             return
     pytest.fail("the devices never computed when the program ended")
 

@@ -1,4 +1,4 @@
-"""How worker processes end: with their feed, its program or its machine, early, and without a guard."""
+"""How worker processes end: with their feed or their program, too early, and in a script without a main guard."""
 
 import re
 import signal
@@ -34,7 +34,7 @@ if __name__ == "__main__":
     print("named", *[name for name in os.listdir("/dev/shm") if "feedline" in name])
 """
     done, _ = run(tmp_path, WORKERS + body, flags=())
-    assert (done.returncode, done.stderr) == (0, "")  # nor does the resource tracker tell of any
+    assert (done.returncode, done.stderr) == (0, "")  # the resource tracker warns of no leak
     assert len(_said(done, "workers")) == 2
     assert not any(Path("/proc", pid).exists() for pid in _said(done, "workers"))
     assert int(_said(done, "memory")[0]) > 0
@@ -97,7 +97,7 @@ ENDS = {
 @pytest.mark.parametrize("how", ENDS)
 def test_a_worker_that_ends_early_is_an_error_within_seconds(tmp_path, how):
     ends, message = ENDS[how]
-    workers = 2 if how == "is killed" else 1  # another one that lives on, or none
+    workers = 2 if how == "is killed" else 1  # a second worker lives on, or there is none
     done, _ = run(
         tmp_path,
         f"""
@@ -130,7 +130,7 @@ if __name__ == "__main__":
     assert (done.returncode, done.stderr) == (0, "")
     (line,) = done.stdout.splitlines()
     assert re.match(f"WorkerError a worker process must live as long as its feed, .* ended with {message}", line)
-    assert "__main__" not in line  # the guard is there: workers delivered batches
+    assert "__main__" not in line  # no advice to add a guard: workers delivered batches
 
 
 def test_a_script_without_a_main_guard_gets_an_error(tmp_path):
@@ -142,7 +142,7 @@ def test_a_script_without_a_main_guard_gets_an_error(tmp_path):
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_ctrl_c_that_the_program_catches_does_not_end_its_workers(tmp_path, prefetch):
-    """A terminal sends it to all processes of the program."""
+    """A terminal sends Ctrl-C to all processes of the program."""
     done, _ = run(
         tmp_path,
         f"""

@@ -15,7 +15,7 @@ SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec
 IN_ORDER = Order(shuffle=False)
 WIDE = 2**40 + np.arange(32)
 TINY = 1e-300 * np.arange(1, 33)
-"""Both values change when they are stored in 32 bits."""
+"""The values of `WIDE` and `TINY` change when they are stored in 32 bits."""
 
 
 def wide(i):
@@ -32,12 +32,12 @@ def computed_by_jax(batch, rows):
 
 
 def lane(index, count):
-    # without threads of Grain's own, which no setting of ours reaches
+    # without threads of Grain's own, which our settings do not reach
     return grain.MapDataset.range(index, 32, count).map(wide_by_jax).to_iter_dataset(grain.ReadOptions(0, 0))
 
 
 def test_a_state_moves_between_32_and_64_bits():
-    """The fingerprint has the source's dtypes, which x64 does not change; those of `feed.spec` are JAX's."""
+    """The fingerprint has the source's dtypes, which x64 does not change. `feed.spec` has JAX's dtypes."""
     rows = {"n": np.arange(32), "f": np.arange(32.0)}
     told = {"batch['f']": ["float64", []], "batch['n']": ["int64", []]}
     for wide_after in (True, False):
@@ -74,7 +74,7 @@ def test_a_feed_built_in_a_64_bit_context_delivers_64_bits(source, prefetch):
     order = None if isinstance(source, grain.IterDataset) else IN_ORDER
     with jax.enable_x64(True):
         feed = Feed(source, 8, SHARDING, order=order, epochs=1, prefetch=prefetch)
-    with feed:  # outside of the context: what was built stays what it was, also after a move
+    with feed:  # outside of the context, the feed stays as it was built, also after a move
         batches = [next(feed), next(feed)]
         feed.move(jax.devices()[1])
         assert (feed.spec["n"].dtype, feed.spec["f"].dtype) == (np.int64, np.float64)

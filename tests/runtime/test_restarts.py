@@ -1,6 +1,6 @@
 """`Reading(restart=n)`: workers that end, or that are stopped, are replaced, and the same batches come.
 
-And an exception that cannot be pickled comes through with its words."""
+An exception that cannot be pickled arrives with its message."""
 
 import multiprocessing
 import os
@@ -99,7 +99,7 @@ def test_workers_that_end_or_stop_are_replaced(tmp_path):
         [sys.executable, "-W", "error", "script.py"], capture_output=True, text=True, timeout=200, cwd=tmp_path
     )
     assert (done.returncode, done.stderr) == (0, "")
-    # a stack in the log may show the line of code that logs this
+    # `\d`: a stack in the log may show the source of this message, which has no number
     told = [line for line in done.stdout.splitlines() if re.search(r"is replaced \(restart \d", line)]
     assert len(told) == 2
     assert re.search(r"ended with exit code -9: .*\(restart 1 of 2\)", told[0])
@@ -117,7 +117,7 @@ def test_workers_that_end_or_stop_are_replaced(tmp_path):
 
 @pytest.fixture
 def sent():
-    """A worker, and the other end of its connection, which has sent a batch without the memory."""
+    """A worker and the other end of its connection. This end has sent a batch, but not the batch's memory."""
     worker = object.__new__(Worker)
     worker.connection, theirs = multiprocessing.Pipe()
     theirs.send(HostBatch([((1,), np.dtype(np.uint8))], None, None, 1, 0, [], []))
@@ -131,7 +131,7 @@ def test_a_worker_that_stops_before_it_sends_the_memory_blocks_nobody(sent):
     assert spawn(lambda: worker.take(wake)).result(PATIENCE_S / 3) is None
 
 
-@pytest.mark.parametrize("left", [0, 1])  # 1: for a copy of the pipe's descriptor, not for the file
+@pytest.mark.parametrize("left", [0, 1])  # 1: enough for a copy of the pipe, not for the file
 def test_a_batch_for_which_no_file_can_be_opened_is_told(sent, left):
     worker, theirs = sent
     wake, _ = multiprocessing.Pipe(duplex=False)

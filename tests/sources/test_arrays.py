@@ -65,7 +65,7 @@ def test_too_many_open_files_is_an_error(tmp_path):
     for i in range(40):
         np.save(tmp_path / f"{i}.npy", np.zeros(2))
     gc.collect()  # files that earlier tests left open must not be closed meanwhile
-    os.close(lowest := os.open(tmp_path, os.O_RDONLY))  # the limit is one of numbers, not of how many are open
+    os.close(lowest := os.open(tmp_path, os.O_RDONLY))  # the limit is on descriptor numbers, not on their count
     with (
         limited(resource.RLIMIT_NOFILE, lowest + 20),
         pytest.raises(feedline.FeedError, match=r"no more can be opened .*\(ulimit -n\)"),
@@ -77,7 +77,7 @@ def test_too_many_open_files_is_an_error(tmp_path):
 @pytest.mark.parametrize("dtype", [np.int32, np.float64], ids=["as it is", "cast"])
 @pytest.mark.parametrize("shards", [[20], [7, 0, 13]], ids=str)
 def test_rows_at_positions_of_an_epoch(positions, dtype, shards):
-    """Read in one call with their lookup. A leaf that is cast on the way is copied by NumPy."""
+    """One call finds the rows and copies them. NumPy copies a leaf that is cast on the way."""
     ends = np.cumsum(shards)
     x, y = np.arange(60, dtype=np.int32).reshape(20, 3), np.arange(20) * 0.5
     cuts = zip(np.split(x, ends[:-1]), np.split(y, ends[:-1]), strict=True)

@@ -111,7 +111,7 @@ def test_a_bad_row_is_named_or_replaced(folder):
     assert batch["place"][:3, 0].tolist() == [0, 1, 2]
     index, epoch, position = batch["place"][3].tolist()
     assert index != 3
-    assert (epoch, position) == (0, 3)  # another row, at the same place, with the key of the place
+    assert (epoch, position) == (0, 3)  # another row, at the same position, with the position's key
     assert batch["key"][3] == keys_at(0, 0, np.array([3]))[0] & 0xFFFFFFFF
 
 

@@ -15,7 +15,7 @@ CONTENT = {
     "cat/1.jpg": b"\xff\xd8 one",
     "cat/10.jpg": b"",
     "cat/2.jpg": b"two" * 50_000,
-    "cat-and-dog/1.jpg": b"both",  # in a store listed before "cat/"
+    "cat-and-dog/1.jpg": b"both",  # a store lists it before "cat/"
     "dog/ä.png": b"an umlaut",
 }
 CLASSES = ["cat", "cat-and-dog", "dog"]
@@ -122,7 +122,7 @@ def test_what_cannot_be_opened(place, content, path, message):
 def test_files_that_change_are_an_error(place):
     path = place.write(CONTENT)
     source = place.open(path)
-    if place.bucket is None:  # a local file is noted when it is read first
+    if place.bucket is None:  # the version of a local file is noted at the first read
         assert source[0]["file"] == CONTENT["cat/1.jpg"]
     place.write({"cat/1.jpg": b"longer than it was"})
     with pytest.raises(feedline.FeedError, match=r"must not change.* (replaced|from 6 to 18)") as caught:
@@ -155,11 +155,11 @@ def test_each_file_is_fetched_once_and_many_at_a_time(bucket, options, tmp_path)
             many.set()
         assert many.wait(PATIENCE_S)
 
-    bucket.fault = until_many  # returns None: no answer before 17 requests are there
+    bucket.fault = until_many  # no request is answered before 17 are there
     for start in range(0, 400, 100):
         source.will_read(rows[start : start + 100], start // 100)
     assert source.records(rows[::-1].copy()) == list(files.values())[::-1]
     assert len(bucket.gets()) == 400
     bucket.requests.clear()
     assert place.open("s3://corpus/photos/").records(rows[:5])
-    assert len(bucket.gets()) == 1  # the listing
+    assert len(bucket.gets()) == 1  # the listing; the files are cached

@@ -16,7 +16,7 @@ from feedline._src.sources.groups import open_groups
 
 
 def _source(path, column, leaf, lengths=(4, 4)):
-    """Of one leaf; each group is read as `column`."""
+    """A source of one leaf; each of its groups is read as `column`."""
     path.touch()
     table = Grouped({"x": leaf}, [lengths], lambda leaf, group: column)
     return open_groups(lambda file, options: table, Files([str(path)]), OpenOptions())
@@ -63,7 +63,7 @@ def test_a_mapped_arrow_file_that_is_cut_is_an_error_and_no_signal(tmp_path):
 
 
 def _counting(path, decoded, **options):
-    """A source of the numbers 0 to 639 in groups of 64, which appends the number of each that it decodes."""
+    """A source of the numbers 0 to 639 in groups of 64. It notes each group that it decodes in `decoded`."""
     path.touch()
 
     def read(leaf, group):

@@ -119,7 +119,7 @@ def test_a_feed_goes_on_after_the_dataset_was_moved_and_cut_into_other_files(tmp
             np.testing.assert_array_equal(batch["tokens"], dataset[rows]["tokens"])
         state = feed.get_state()
         expected = [next(feed) for _ in range(3)]
-    again = saved(dataset, tmp_path / "there", 2)  # which copies the rows in their new order
+    again = saved(dataset, tmp_path / "there", 2)  # a save copies the rows in their new order
     shutil.rmtree(tmp_path / "here")
     with feedline.Feed(feedline.open_source(again), 8, jax.devices()[0]) as feed:
         feed.set_state(state)
@@ -247,7 +247,7 @@ def test_nulls_and_lists_of_rows_that_were_left_out_do_not_matter():
     dataset = of([[1, 2], None, [3, 4]], List(Value("int8"), length=2))
     left = dataset.filter(lambda value: value is not None, input_columns=["x"])
     np.testing.assert_array_equal(feedline.open_source(left)[1]["x"], [3, 4])
-    parts = [of(rows, List(Value("int8"))) for rows in ([None] * 2, [None, [1, 2]])]  # the first has no list
+    parts = [of(rows, List(Value("int8"))) for rows in ([None] * 2, [None, [1, 2]])]  # the first part has no list
     np.testing.assert_array_equal(feedline.open_source(datasets.concatenate_datasets(parts))[3]["x"], [1, 2])
     ragged = of([[1, 2], [1], [3, 4]], List(Value("int8"))).select([2, 0])
     with pytest.raises(ValueError, match="flatten_indices"):

@@ -33,7 +33,7 @@ def columns(name, width=4):
 
 
 class Rows:
-    """These rows as a `RowSource` of the user; reads of row `bad` fail."""
+    """The rows of `columns(name)` as a `RowSource` of the user; reads of row `bad` fail."""
 
     def __init__(self, name, bad=None):
         self.name, self.bad, self.columns = name, bad, columns(name)
@@ -107,7 +107,7 @@ def test_columns_that_are_cut_are_read_alone(sharding):
 
 
 def test_sources_of_any_kind(sharding, tmp_path):
-    """A file of arrays, one of row groups, a Grain dataset that augments by its epoch, and the user's own."""
+    """A file of arrays, a file of row groups, and a Grain dataset with new random values in each of its epochs."""
     table = pyarrow.table({"y": columns("code")["x"][:, 0], "r": np.zeros(7)})
     pyarrow.parquet.write_table(table, tmp_path / "code.parquet", row_group_size=2)
     np.savez(tmp_path / "web.npz", y=columns("web")["x"][:, 0], r=np.zeros(20))
@@ -128,7 +128,7 @@ def test_sources_of_any_kind(sharding, tmp_path):
     assert whole["y"].tolist() == [10_000 * (s + 1) + 10 * row for _, s, _, row in run]
     randoms = [augmented[epoch * 3 + row]["r"] if s == 2 else 0 for _, s, epoch, row in run]
     np.testing.assert_array_equal(whole["r"], np.float32(randoms))
-    assert len(set(randoms)) == 1 + 32  # others in each of its epochs
+    assert len(set(randoms)) == 1 + 32  # 0, and one for each of 32 rows of "books"
 
 
 def test_decoded_records_know_their_place_in_their_source(sharding, tmp_path):

@@ -19,7 +19,7 @@ lengths_of_documents = st.lists(st.integers(0, 40), min_size=1, max_size=120).fi
 
 
 def documents(lengths):
-    """Columns whose tokens are their own places in the source, so that each can be told from all others."""
+    """Columns in which each token is its own index in the source, so no two tokens are equal."""
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     return {"tokens": (np.arange(offsets[-1], dtype=np.int64), offsets)}
 
@@ -34,7 +34,7 @@ def rows_of(packed, rows, epoch):
 
 
 def segments(row):
-    """(tokens, positions) of each segment of a row, which stand side by side from its begin on."""
+    """[(tokens, positions) of each segment of a row]. Checks that the segments begin the row, without gaps."""
     ids, positions = row["segment_ids"], row["positions"]
     used = int(np.count_nonzero(ids))
     assert (ids[:used] > 0).all()
@@ -47,8 +47,8 @@ def segments(row):
 
 
 def best_fit_rows(lengths, length):
-    """How many rows best fit decreasing needs, one document after the other."""
-    rows = []  # the tokens that still fit into each
+    """How many rows "best fit decreasing" needs, placing one document after the other."""
+    rows = []  # how many tokens still fit into each row
     for size in sorted(filter(None, lengths), reverse=True):
         fitting = [number for number, space in enumerate(rows) if space >= size]
         if not fitting:
@@ -82,7 +82,7 @@ def test_best_fit_holds_every_token_once(lengths, length, most, epoch):
     packed = Packed(documents(lengths), length, max_documents=most)
     _, seen = check(packed, lengths, length, epoch)
     pieces = [piece for size in lengths for piece in [length] * (size // length) + [size % length]]
-    assert sorted(map(len, seen)) == sorted(filter(None, pieces))  # no document is cut that fits
+    assert sorted(map(len, seen)) == sorted(filter(None, pieces))  # no document that fits is cut
     assert most is not None or len(packed) == best_fit_rows(pieces, length)
     assert most is None or all(len(packed.documents_of(row, epoch)) <= most for row in range(len(packed)))
     assert packed.cut == sum(size > length for size in lengths)
@@ -96,7 +96,7 @@ def test_split_leaves_padding_in_the_last_row_alone(lengths, length, epoch):
     batch, seen = check(packed, lengths, length, epoch)
     assert (batch["segment_ids"][:-1] > 0).all()
     assert len(packed) == -(-sum(lengths) // length)
-    assert len(seen) <= np.count_nonzero(lengths) + len(packed)  # cut at the ends of rows alone
+    assert len(seen) <= np.count_nonzero(lengths) + len(packed)  # cuts are at the ends of rows only
 
 
 @pytest.mark.nightly

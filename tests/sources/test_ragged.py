@@ -40,7 +40,7 @@ def bucket(lengths, pad_to):
 
 
 def columns(folder=None):
-    """Two ragged leaves of other lengths and a plain column, in memory or as files."""
+    """Two ragged leaves with different lengths and a plain column, in memory or as files."""
     boxes = ragged(LENGTHS[::-1] // 2, (2,), np.float32)
     arrays = {"tokens": ragged(LENGTHS), "boxes": boxes, "y": np.arange(N, dtype=np.int32)}
     if folder is None:
@@ -57,7 +57,7 @@ def documents(folder=None):
 
 
 def check(batch, rows):
-    """Check one batch, of which each row is known."""
+    """Check a batch that must hold these rows. Returns its bucket."""
     given, rows = columns(), list(rows)
     lengths = {name: np.diff(given[name][1])[rows] for name in ("tokens", "boxes")}
     length = bucket(np.concatenate(list(lengths.values())), PAD_TO)
@@ -129,7 +129,7 @@ def test_a_step_is_compiled_once_for_each_bucket(sharding):
     with Feed(documents(), B, sharding, epochs=6) as feed:
         assert feed.spec["tokens"].shape == (B, PAD_TO[-1])
         for batch in feed:
-            step(batch).block_until_ready()  # else steps may pile up, each with its batch
+            step(batch).block_until_ready()  # so no steps pile up, each with its batch
             seen.add(batch["tokens"].shape)
             assert batch["tokens"].sharding == feed.spec["tokens"].sharding
         slabs, batches = feed.statistics().slabs, feed.statistics().batches
@@ -198,7 +198,7 @@ def test_substitutes_fit_the_bucket(policy, sharding, delivered):
     jax.tree.map(np.testing.assert_array_equal, *passes)
     replaced = 0
     for batch, rows in zip(passes[0], rows_at(order, N, 0, np.arange(N // B * B)).reshape(-1, B), strict=True):
-        length = bucket(LENGTHS[rows], PAD_TO)  # of the rows of the order, whatever replaces them
+        length = bucket(LENGTHS[rows], PAD_TO)  # the bucket of the order's rows, not of substitutes
         np.testing.assert_array_equal(batch["tokens"], padded(values, offsets, batch["y"], length))
         assert not np.isin(batch["y"], bad).any()
         np.testing.assert_array_equal(batch["y"] != rows, np.isin(rows, bad))

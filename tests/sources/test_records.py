@@ -43,7 +43,7 @@ class OneBuffer(Records):
 
 
 def test_records_that_share_one_buffer_are_written_before_the_next_is_read(sharding, delivered):
-    one = Reading(threads=1)  # several would write into that buffer at a time
+    one = Reading(threads=1)  # several threads would write into the buffer at once
     for batch in delivered(Feed(OneBuffer(), 64, sharding, epochs=1, reading=one)):
         np.testing.assert_array_equal(batch["x"], np.repeat(batch["y"][:, None], 3, axis=1))
 
@@ -177,7 +177,7 @@ def test_workers_and_prefetch_change_no_record(sharding, delivered, options):
     ("other", "field"),
     [
         ({"n": 41}, "rows"),
-        ({"at": {20: {"x": np.zeros(3, np.float32)}}}, "data"),  # the middle one, which is sampled
+        ({"at": {20: {"x": np.zeros(3, np.float32)}}}, "data"),  # the middle record, which is sampled
         ({"at": {0: {"z": np.zeros(3, np.float32)}}}, "spec"),
     ],
 )

@@ -48,7 +48,7 @@ def read_some(source):
 
 
 def read_columns(source):
-    """Of each leaf some columns, into memory with gaps, and cast."""
+    """Some columns of each leaf, read into memory with gaps, and into memory of dtype float64."""
     rows, found = np.random.default_rng(1).integers(0, len(source), 20), []
     for number, leaf in enumerate(jax.tree.leaves(source.spec)):
         columns = tuple(slice(1, None) if axis == 0 else np.arange(n)[::2] for axis, n in enumerate(leaf.shape))
@@ -76,7 +76,7 @@ def test_rows_are_those_of_local_files_whatever_the_cache_has(form, read, folder
     for lost, how in ((cached, os.unlink), ([], os.unlink), (cached[:1], os.unlink), (cached[-1:], truncate)):
         for path in lost:
             how(path)
-        for _ in range(4):  # only a few files are asked about at a time
+        for _ in range(4):  # a read checks only a few of the files
             jax.tree.map(np.testing.assert_array_equal, read(source), expected)
             read_rows(source)
         assert (source.will_read is None) == (library() is not None)

@@ -28,7 +28,7 @@ def test_what_is_saved_is_loaded(tmp_path):
     names = sorted(path.name for path in tmp_path.glob("*/*/*"))
     assert names == [f"lane-0000{lane}-of-00003.json" for lane in range(3)]
     for path in tmp_path.glob("*/*/*"):
-        path.write_text(re.sub(r', "checksum": \d+', "", path.read_text()))  # as it was saved earlier
+        path.write_text(re.sub(r', "checksum": \d+', "", path.read_text()))  # as earlier versions saved it
     assert load_lanes(tmp_path / "not" / "there yet") == state()
 
 
@@ -54,7 +54,7 @@ def test_a_missing_lane_is_named(tmp_path, lane):
 
 def test_lanes_of_two_steps_are_refused(tmp_path):
     save_lanes(state(), tmp_path)
-    save_lanes(state(writers=[0, 1, 1], step=8, position=32), tmp_path)  # the others were interrupted
+    save_lanes(state(writers=[0, 1, 1], step=8, position=32), tmp_path)  # process 1 did not save
     with pytest.raises(
         ValueError, match=r"of one step, and lane-00001-of-00003.json has step 7, but lane-00000.* has 8: "
     ):

@@ -1,4 +1,4 @@
-"""Lanes (`feedline.Lanes`) in one process: what a batch holds, the ends, the state, and what is refused."""
+"""Lanes (`feedline.Lanes`) in one process: what a batch holds, how epochs end, the state, and refusals."""
 
 import json
 
@@ -37,7 +37,7 @@ def items_of(lengths):
 
 
 def epoch_of(lanes, size, remainder, first):
-    """The batches of (value, valid) of lanes with these items, computed row by row from the definition."""
+    """The batches of (value, valid) of one epoch, row by row from the definition. `lanes`: the items of each."""
     share = size // len(lanes)
     batches = []
     for start in range(0, max(map(len, lanes)), share):
@@ -102,7 +102,7 @@ def test_batches_and_a_resume_with_another_batch_size(sharding, lengths, size, o
         assert rest == passes_of([(items[0] * epochs)[cut * size :]], other, remainder, first, 1)
         return
     whole, delivered = divmod(cut, len(epoch))
-    if cut and not delivered:  # the last batch of an epoch: its end is not yet met
+    if cut and not delivered:  # after the last batch of an epoch, the feed is still in that epoch
         whole, delivered = whole - 1, len(epoch)
     left = [lane[delivered * size // len(items) :] for lane in items]
     expected = epoch_of(left, other, remainder, first)
@@ -243,7 +243,7 @@ KINDS = {
     ),
     "repeated": lambda lane, count: grain.experimental.RepeatIterDataset(_scalars(lane, count), 2),
     "interleaved": lambda lane, count: grain.experimental.InterleaveIterDataset(
-        [  # one after the other in the same place of its state, in states of different forms
+        [  # these take the same place in the state one by one; their states have different forms
             _scalars(lane, count),
             grain.experimental.LimitIterDataset(_scalars(lane, count), 30),
             _scalars(lane, count).seed(1).random_map(lambda row, random: row),
@@ -277,7 +277,7 @@ def test_lanes_of_grains_own_transformations_are_resumed_exactly(sharding, kind)
 
 
 def test_a_program_that_parses_no_flags_may_use_grains_workers():
-    """Grain passes absl's flags to the workers of `mp_prefetch`, and reads them."""
+    """Grain reads absl's flags, to pass them to workers of `mp_prefetch`; unparsed flags cannot be read."""
     parsed = flags.FLAGS.is_parsed()
     flags.FLAGS.unparse_flags()
     try:

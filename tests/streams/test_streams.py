@@ -1,4 +1,4 @@
-"""Streams (`grain.IterDataset`): the ends, the state, and what a batch holds."""
+"""Streams (`grain.IterDataset`): how epochs end, the state, and what a batch holds."""
 
 import threading
 
@@ -53,7 +53,7 @@ def test_the_error_of_an_item_of_another_shape_names_its_position(sharding):
 
 @pytest.mark.parametrize("closed", [True, False])
 def test_after_an_interrupt_a_stream_waits_for_the_read_in_progress(sharding, closed):
-    """Iterators of one lane may share state, so that no two threads may read them at once."""
+    """Iterators of one lane may share state, so two threads must not read them at once."""
     inside, gate, reads = threading.Event(), threading.Event(), []
 
     def item(i):
@@ -68,7 +68,7 @@ def test_after_an_interrupt_a_stream_waits_for_the_read_in_progress(sharding, cl
         batches = [next(feed), next(feed)]
         assert inside.wait(30)
         before, feed._run = len(reads), None
-        if closed:  # by the interrupt; if not, another one came before that
+        if closed:  # by the interrupt; else a second interrupt came before the close
             feed._stop(0, reads=False)
         running = threading.enumerate()
         feed.start()
@@ -158,7 +158,7 @@ def test_threads_and_prefetch_change_no_item(sharding, threads, prefetch):
     reading = Reading(threads=threads)
     with Feed(_stream(40), 8, sharding, epochs=2, reading=reading, prefetch=prefetch) as feed:
         items = np.concatenate([np.asarray(batch["x"]) for batch in feed])
-        assert feed.statistics().threads == 0  # Grain's iterator has its own, if any
+        assert feed.statistics().threads == 0  # only Grain's iterator may have threads
     assert items.tolist() == [*range(40)] * 2
 
 
@@ -174,6 +174,6 @@ def test_a_state_of_another_stream_is_refused_by_its_first_item(sharding):
         message = f"the state was saved over other data: its '{field}' is"
         with Feed(stream, 8, sharding) as other, pytest.raises(ValueError, match=message):
             other.set_state(state)
-    with Feed(_stream(60), 8, sharding) as longer:  # begins alike
+    with Feed(_stream(60), 8, sharding) as longer:  # begins with the same items
         longer.set_state(state)
         assert np.asarray(next(longer)["x"]).tolist() == list(range(8, 16))

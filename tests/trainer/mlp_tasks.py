@@ -29,7 +29,7 @@ def sharding_of(mode: Mode) -> NamedSharding:
 
 @functools.cache
 def program_of(mode: Mode, sizes: Sizes, rows: int = 64, *, padded: bool = False) -> Program:
-    """The program for batches of so many images of 8 × 8 bytes; `padded` batches have the leaf `valid`."""
+    """The program for batches of `rows` images of 8 × 8 bytes; `padded` batches have the leaf `valid`."""
     sharding = sharding_of(mode)
     spec = {
         "image": jax.ShapeDtypeStruct((rows, 8, 8), np.uint8, sharding=sharding),

@@ -30,7 +30,7 @@ from feedline._src.trainer import checkpoints as module
 from feedline._src.trainer.checkpoints import Checkpoints
 from feedline._src.trainer.model import Sizes
 
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # reads Orbax gave up
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of abandoned reads
 ROWS = made_up_rows(200)
 ORDER = feedline.Order(seed=3)
 WIDE = Sizes(features=64, classes=10, width=512)  # 3.6 MB of state: writing takes longer than a step
@@ -39,11 +39,11 @@ SMALL = Sizes(features=64, classes=10, width=16)
 
 @pytest.fixture
 def quiet():
-    """Orbax logs the tracebacks of what it is made to fail at."""
+    """Silences Orbax, which logs the traceback of each failure that a test causes."""
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     yield
     logging.getLogger("absl").setLevel(logging.NOTSET)
-    gc.collect()  # reads that Orbax gave up
+    gc.collect()  # frees reads that Orbax abandoned
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +197,7 @@ with _lock(Path(sys.argv[1])):
 
 
 def test_a_directory_is_refused_while_another_run_uses_it(tmp_path):
-    half = tmp_path / "12.orbax-checkpoint-tmp"  # what it is writing is not removed
+    half = tmp_path / "12.orbax-checkpoint-tmp"  # what the other run is writing is not removed
     half.mkdir()
     with programs.started(
         [sys.executable, "-c", HOLDER, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -330,7 +330,7 @@ def test_a_flipped_bit_changes_no_weight(copied):
     chance, refused, unharmed = random.Random(5), 0, 0
     expected = values(restore(copied)[0])
     paths = sorted(path for path in (copied / "3").rglob("*") if path.is_file())
-    data = [path for path in paths if path.parent.name == "d"]  # the arrays
+    data = [path for path in paths if path.parent.name == "d"]  # files of arrays
     for path in [*data, *chance.choices(paths, k=12)]:
         whole = path.read_bytes()
         at = chance.randrange(len(whole) * 8)

@@ -78,7 +78,7 @@ def test_it_descends_as_numpy_does(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_padded_rows_weigh_nothing(mode):
-    options = {"epochs": 2, "remainder": "pad"}  # 200 rows: the ninth batch holds 8, on two devices of eight
+    options = {"epochs": 2, "remainder": "pad"}  # 200 rows: the ninth batch has 8, on 2 of 8 devices
     fitted = fit_on(feed_of(mode, **options), mode)
     slope, _, _ = descended(rows_of_steps(18, **options))
     np.testing.assert_allclose(fitted.params["slope"], slope, rtol=1e-5)
@@ -192,7 +192,7 @@ def test_any_iterable_with_a_spec_trains_and_with_a_state_resumes(tmp_path):
         assert fit(Batches(feed), init, loss, optax.sgd(RATE), steps=5).progress.step == 5
         assert (
             fit(feed, init, loss, optax.sgd(RATE), steps=7).progress.step == 7
-        )  # it goes on where training ended
+        )  # the feed continues where training ended
         assert feed.get_state()["step"] == 12
         with pytest.raises(TypeError, match="the feed's state, and Batches has no get_state or set_state; train"):
             fit(Batches(feed), init, loss, optax.sgd(RATE), steps=5, checkpoint_dir=tmp_path / "b")
@@ -304,7 +304,7 @@ def test_steps_to_do_that_the_calls_do_not_divide_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"steps_per_call=4 batches .* must divide .* steps, 30 up to step 40"):
         fit_on(feed_of(steps_per_call=4), steps=40, checkpoint_dir=tmp_path)
     assert fit_on(feed_of(steps_per_call=4), steps=42, checkpoint_dir=tmp_path).progress.step == 42
-    assert fit_on(feed_of(steps_per_call=4), steps=41, checkpoint_dir=tmp_path).progress.step == 42  # none to do
+    assert fit_on(feed_of(steps_per_call=4), steps=41, checkpoint_dir=tmp_path).progress.step == 42  # none is left
 
 
 # --- losses that are not finite ---
@@ -363,7 +363,7 @@ def test_parameters_that_are_not_finite_are_neither_saved_nor_returned(tmp_path)
 
 
 def test_nothing_is_saved_after_a_bad_loss_that_the_optimizer_skipped(tmp_path):
-    x = np.where(np.arange(200)[:, None] == 11, np.float32(np.nan), np.float32(1) + 0 * X)  # of step 2
+    x = np.where(np.arange(200)[:, None] == 11, np.float32(np.nan), np.float32(1) + 0 * X)  # NaN in step 2
     feed, skips = feed_of(rows={"x": x, "y": Y}, batch_size=8, order=IN_ORDER), optax.apply_if_finite
     with pytest.raises(feedline.FeedError, match="nan at step 2, "):
         fit_on(feed, optimizer=skips(optax.sgd(RATE), 5), steps=24, report_every=50, checkpoint_dir=tmp_path,

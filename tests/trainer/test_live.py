@@ -24,7 +24,7 @@ WHOLE = "step 1,001 of 2,000 | loss 0.5000 | 64,000 rows/s | wait 41% | read lim
 
 
 def feed_of(seen=SEEN, bound="read"):
-    """A feed, as far as the line reads it. `bound`: what limits it, or the error of its report."""
+    """The part of a feed that the line reads. `bound`: what limits training, or the error of the report."""
 
     def report():
         if isinstance(bound, Exception):
@@ -36,7 +36,7 @@ def feed_of(seen=SEEN, bound="read"):
 
 @pytest.fixture(autouse=True)
 def never_printed_again(monkeypatch):
-    """However long the machine stands still."""
+    """Without a terminal, only the first line is printed, however long the machine stands still."""
     monkeypatch.setattr(live_module, "_PRINT_EVERY_S", 1e6)
 
 

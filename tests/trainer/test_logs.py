@@ -1,4 +1,4 @@
-"""The logs of `fit`, read back by the csv module, pandas and TensorBoard: resumes, later names, errors, Ctrl-C."""
+"""The logs of `fit`, read back by the csv module and TensorBoard: resumes, later names, errors, Ctrl-C."""
 
 import csv
 import errno
@@ -25,7 +25,7 @@ LOGS = [CSVLog, TensorBoardLog]
 
 
 def report(step, resumed=0, **metrics):
-    """A report of a run that does 10 rows in each step, and 100 rows/s of them after the first."""
+    """A report of a run with 10 rows in each step and, after the first step, 100 rows/s."""
     done = step - resumed
     metrics = metrics or {"loss": 1 / step}
     return Progress(step, metrics, resumed, 10 * done, (done - 1) / 10, 10 * (done - 1), (done - 1) / 40)
@@ -45,7 +45,7 @@ def steps(path):
 
 
 def scalars(folder):
-    """{name: {step: value}} as TensorBoard shows a folder. Each step stands there once."""
+    """{name: {step: value}} that TensorBoard shows of a folder. Checks that no step of a name comes twice."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
@@ -96,7 +96,7 @@ def assert_logged(history, folder):
     for name in rates:
         cells = {int(line["step"]): float(line[name]) for line in lines if line[name]}
         assert shown[name] == pytest.approx(cells, rel=1e-6)
-        assert not {1, 21} & cells.keys()  # the first steps of runs have compiled
+        assert not {1, 21} & cells.keys()  # no rates of steps that compile
         assert all(cell >= 0 for cell in cells.values())
 
 
@@ -135,7 +135,7 @@ def test_one_log_may_serve_several_runs(log, tmp_path):
             opened(report(step, resumed))
         assert logged(log, path) == [1, 20, 21, 30]
         opened.close()
-        opened(report(31, resumed=30))  # opens it again
+        opened(report(31, resumed=30))  # opens the file again
         assert logged(log, path) == [1, 20, 21, 30, 31]
         opened(report(1))
     opened.close()
@@ -202,7 +202,7 @@ def test_a_line_that_was_cut_off_is_removed(cut, tmp_path):
 def test_what_is_no_log_is_refused_and_left_alone(content, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = Path("mine.csv")
-    with socket.socket(socket.AF_UNIX) as device:  # a log at /dev/null would replace it, so no test names it
+    with socket.socket(socket.AF_UNIX) as device:  # not /dev/null, which a log would replace
         if content == "device":
             device.bind(str(path))
         elif content == "folder":

@@ -56,7 +56,7 @@ def batches_of(clock, count, rows=10, seconds=0.0):
 
 
 def program_of(clock, seconds=0.0, seen=None, losses=None):
-    """A program whose step k has the k-th of these losses; else 10, 9, …"""
+    """A program whose step k has the loss `losses[k]`; by default 10, 9, …"""
 
     def step(state, batch):
         after = Metrics(10.0 - state.step if losses is None else losses[state.step], clock, seconds)

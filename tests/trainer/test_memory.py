@@ -20,7 +20,7 @@ REPLICATED = NamedSharding(SHARDED.mesh, P())
 
 def watched(step, *, steps=STEPS, **options):
     """The watch after a loop over `step(i)`."""
-    gc.collect()  # what earlier tests left must not go during the loop
+    gc.collect()  # what earlier tests left must not be freed during the loop
     watch = MemoryWatch(every=2, warm_up=10, **{"on_growth": "ignore", **options})
     for i in range(steps):
         step(i)
@@ -29,7 +29,7 @@ def watched(step, *, steps=STEPS, **options):
 
 
 def test_arrays_and_their_bytes_on_each_device_are_counted(monkeypatch):
-    live = jax.live_arrays  # of which those of other tests may go at any time
+    live = jax.live_arrays  # arrays of other tests may be freed at any time
     monkeypatch.setattr(jax, "live_arrays", lambda: [array for array in live() if array.shape == (96, 11)])
     sharded = jax.device_put(np.zeros((96, 11), np.float32), SHARDED)
     replicated = jax.device_put(np.zeros((96, 11), np.int8), REPLICATED)
@@ -77,7 +77,7 @@ def test_a_sound_loop_over_a_feed_is_not_blamed():
         total = jax.device_put(np.float32(0), REPLICATED)
         watch = MemoryWatch(feed, every=2, warm_up=10, on_growth="raise")
         for _, batch in zip(range(200), feed, strict=False):
-            total = step(total, batch).block_until_ready()  # else steps may pile up, each with its batch
+            total = step(total, batch).block_until_ready()  # so no steps pile up, each with its batch
             watch.after_step()
         assert watch.growths() == []
 

@@ -23,7 +23,7 @@ PADDED = [{**made_up_rows(64, seed=k), "valid": np.arange(64) % (k + 2) > 0} for
 
 
 def losses_of(mode):
-    """The loss of each step on padded batches, the accuracy of the first one, and the first and last states."""
+    """The losses of steps on padded batches, the first step's accuracy, and the parameters before and after."""
     program, seen = program_of(mode, SIZES, padded=True), []
     state = program.start()
     start = jax.device_get(state.params)
@@ -79,7 +79,7 @@ def test_a_step_transfers_nothing_and_keeps_the_state_replicated(mode):
 
 
 def test_pmap_weighs_the_devices_by_their_valid_rows():
-    """Also where a device has no valid row, and its mean and gradient are NaN."""
+    """Some devices have no valid row, so their mean and gradient are NaN; these must not count."""
 
     def loss(params, batch):
         rows = batch["valid"].sum()
