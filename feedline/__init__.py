@@ -59,8 +59,8 @@ if TYPE_CHECKING:
     from feedline._src.options import Limits as Limits
     from feedline._src.options import Order as Order
     from feedline._src.options import Reading as Reading
-    from feedline._src.placement.plan import local_rows as local_rows
     from feedline._src.plan.plan import Plan as Plan
+    from feedline._src.plan.shardings import local_rows as local_rows
     from feedline._src.rows.source import Rows as Rows
     from feedline._src.rows.source import RowSource as RowSource
     from feedline._src.sources.decoded import decoded as decoded
@@ -98,7 +98,7 @@ __getattr__, __dir__, __all__ = lazily(
         "convert": "feedline._src.tools.convert.convert",
         "decoded": "feedline._src.sources.decoded",
         "load_lanes": "feedline._src.loader.lane_files",
-        "local_rows": "feedline._src.placement.plan",
+        "local_rows": "feedline._src.plan.shardings",
         "open_source": "feedline._src.sources.open_source",
         "prefetch_to_mesh": "feedline._src.drop_in",
         "save_lanes": "feedline._src.loader.lane_files",

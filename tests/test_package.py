@@ -210,15 +210,15 @@ OF_FEEDLINE = {
     "options": [],
     # options, plan and state; to plan, feed_options opens the source and calls the transform
     "feed_options": ["plan", "sources.as_source", "loader.form"],
-    "plan": ["plan", "placement", "order.schedule", "rows", "options"],
+    "plan": ["plan", "order.schedule", "rows", "options"],
+    "plan.shardings": ["options"],
     "state": ["order.past", "order.schedule", "errors"],
     # lower parts: they import themselves, options and errors; a comment gives the reason for any other import
     "native": ["native", "errors"],
     "runtime": [],
     "order": ["order", "native", "options"],  # native: the same order in C
     "order.schedule": [],
-    "placement": ["placement", "record", "runtime.threads"],  # runtime.threads: for the thread that places batches
-    "placement.plan": ["options"],
+    "placement": ["plan.shardings", "record", "runtime.threads"],  # the latter: on the thread that places
     "prefetch": ["prefetch", "errors", "options"],
     "record": [],  # values that stages return
     "rows": ["rows", "order", "errors", "options"],  # a source reads the rows at positions of an order
@@ -227,10 +227,10 @@ OF_FEEDLINE = {
     "formats": ["formats", "files", "rows", "runtime.exit", "errors", "options"],
     "sources": ["sources", "formats", "files", "rows", "order", "native", "runtime.exit",
                 "plan.asked", "errors", "options"],
-    "loader": ["loader", "plan", "rows", "order", "sources.lanes", "runtime.threads", "placement.plan",
+    "loader": ["loader", "plan", "rows", "order", "sources.lanes", "runtime.threads",
                "record", "errors", "options"],
     # communication between processes, and how they join a run
-    "agreement": ["agreement", "order.schedule", "placement.plan", "errors", "options"],
+    "agreement": ["agreement", "order.schedule", "plan.shardings", "errors", "options"],
     "cluster": ["cluster", "agreement", "machine", "errors", "options"],
     "machine": [],
     # what composes the parts above
@@ -250,6 +250,7 @@ OF_FEEDLINE = {
              "agreement.monitor", "record", "runtime", "errors", "feed_options", "options"],
     "drop_in": [
         "agreement.monitor", "cluster.cores", "rows.spec", "rows.values", "loader.staging", "placement",
+        "plan.shardings",
         "prefetch", "listen", "record", "runtime", "errors", "options",
     ],
     "images": ["image_limits", "sources.decoded", "sources.open_source", "formats.registry",
@@ -267,7 +268,7 @@ OF_FEEDLINE = {
     # tools may import everything above, which imports no tool
     "tools": ["tools", "feed", "feed_options",
               "version", "errors", "options", "order", "plan", "listen.words", "rows",
-              "sources", "formats", "files", "loader", "placement", "agreement", "cluster", "native",
+              "sources", "formats", "files", "loader", "agreement", "cluster", "native",
               "trainer", "machine"],
     "lazy": [],
 }  # fmt: skip
@@ -431,7 +432,7 @@ print(json.dumps(steps))
 
 def test_what_is_loaded_when():
     pure = [
-        "errors", "options", "listen.statistics", "state", "order", "placement.plan", "prefetch",
+        "errors", "options", "listen.statistics", "state", "order", "prefetch",
         "runtime.exit", "cluster", "agreement.agree", "agreement.coordination",
         "agreement.all_gather", "agreement.monitor", "agreement.stop",
     ]  # fmt: skip
@@ -476,7 +477,7 @@ def test_a_feed_of_arrays_in_memory_needs_few_modules():
 WITHOUT_EXAMPLES = ("feedline._src.tools.cli", "feedline._src.tools.train", "feedline.__main__")
 WITH_EXAMPLES = {
     "drop_in", "feed", "options", "order.epoch", "order.permutation", "order.schedule",
-    "placement.plan", "sources.lanes", "sources.open_source", "state", "loader.lane_files", "feed_base",
+    "plan.shardings", "sources.lanes", "sources.open_source", "state", "loader.lane_files", "feed_base",
 }  # fmt: skip
 
 

@@ -24,9 +24,9 @@ from feedline._src.loader.staging import BatchBuffers
 from feedline._src.options import Settings
 from feedline._src.order.schedule import ENDLESS, Schedule
 from feedline._src.placement.place import Placement
-from feedline._src.placement.plan import as_shardings, check_has_devices, device_parts
 from feedline._src.plan.asked import SourceMetadata, refused
 from feedline._src.plan.plan import Plan, devices_by_process, plan_of
+from feedline._src.plan.shardings import as_shardings, check_has_devices, device_parts
 from feedline._src.prefetch.watch import alarmed
 from feedline._src.rows.source import Source
 from feedline._src.rows.spec import RowSpec

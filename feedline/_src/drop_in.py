@@ -24,8 +24,8 @@ from feedline._src.listen.statistics import Statistics
 from feedline._src.listen.verdict import Circumstances, judge
 from feedline._src.loader.staging import Staging
 from feedline._src.options import MAX_AHEAD, Reading, Settings, checked_integer
-from feedline._src.placement.place import Placed, Placement, prepare_jax, sharded_like
-from feedline._src.placement.plan import as_shardings, check_has_devices
+from feedline._src.placement.place import Placed, Placement, prepare_jax
+from feedline._src.plan.shardings import as_shardings, check_has_devices, sharded_like
 from feedline._src.prefetch.pipelines import Closed, Prefetcher, Run, Synchronous
 from feedline._src.prefetch.watch import Watch
 from feedline._src.record import BatchRecord, PartTimes

@@ -14,7 +14,7 @@ from simulated_service import Costs, simulate
 from feedline import Order
 from feedline._src.agreement.agree import CollectiveBuild
 from feedline._src.order.schedule import Cursor
-from feedline._src.placement.plan import local_rows
+from feedline._src.plan.shardings import local_rows
 from feedline._src.sources.arrays import ArraySource
 
 sys.path.append(str(Path(__file__).parents[1] / "order"))

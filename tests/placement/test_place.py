@@ -17,8 +17,8 @@ from jax.sharding import PartitionSpec as P
 from partitions import DEVICES, any_layout, cut, devices_of, layouts, mesh_of, meshes, numbered, only, processes
 
 from feedline._src.placement import place
-from feedline._src.placement.place import Placement, broadcast, sharded_like, sharded_spec
-from feedline._src.placement.plan import as_shardings, plan_leaf
+from feedline._src.placement.place import Placement
+from feedline._src.plan.shardings import as_shardings, broadcast, plan_leaf, sharded_like, sharded_spec
 
 BY_ROW = NamedSharding(mesh_of((8,)), P("a"))
 BY_ROW_AND_COLUMN = NamedSharding(mesh_of((2, 4)), P("a", "b"))

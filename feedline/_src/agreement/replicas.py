@@ -13,7 +13,7 @@ import numpy.typing as npt
 from feedline._src.agreement.coordination import Comparison, Coordination
 from feedline._src.errors import ProcessError
 from feedline._src.order.schedule import Cursor
-from feedline._src.placement.plan import plan_leaf, replicas
+from feedline._src.plan.shardings import plan_leaf, replicas
 
 _BLOCKS = 32  # the most blocks of rows of a leaf, each with a checksum; an error names the block that differs
 _KEPT = 8  # how many checks the service keeps; a process that is further behind is not compared

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from feedline._src.options import BadRows
 from feedline._src.order.epoch import keys_at
 from feedline._src.order.schedule import BatchPositions, Cursor
-from feedline._src.placement.plan import Columns, Indices, LeafPlan
 from feedline._src.plan.asked import PLACE, VALID, Transform
 from feedline._src.plan.plan import ProcessReads
+from feedline._src.plan.shardings import Columns, Indices, LeafPlan
 from feedline._src.record import PartTimes
 from feedline._src.rows.bad_rows import BadRow
 from feedline._src.rows.source import Rows

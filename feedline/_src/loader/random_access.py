@@ -20,7 +20,7 @@ from feedline._src.loader.staging import BatchBuffers, Buffers
 from feedline._src.options import Settings
 from feedline._src.order.epoch import RowOrder
 from feedline._src.order.schedule import BatchPositions, Cursor, Schedule
-from feedline._src.placement.plan import Indices
+from feedline._src.plan.shardings import Indices
 from feedline._src.record import PartTimes
 from feedline._src.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_rows, raise_located
 from feedline._src.rows.source import Cut, Source, WillRead

@@ -26,8 +26,8 @@ from feedline._src.loader.random_access import PartClock, PartWriter
 from feedline._src.loader.staging import BatchBuffers
 from feedline._src.options import Settings
 from feedline._src.order.schedule import BatchPositions, Cursor, Remainder
-from feedline._src.placement.plan import Indices
 from feedline._src.plan.plan import Plan
+from feedline._src.plan.shardings import Indices
 from feedline._src.rows.values import write_record
 from feedline._src.runtime.threads import JaxSettings, annotation
 from feedline._src.sources.lanes import FirstItem, Lanes, lane_error, raised_by_user_code

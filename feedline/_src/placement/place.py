@@ -10,16 +10,9 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import Sharding, SingleDeviceSharding
 
-from feedline._src.placement.plan import (
-    check_divides,
-    check_multiples,
-    check_rank,
-    device_parts,
-    plan_leaf,
-    shards_of,
-)
+from feedline._src.plan.shardings import device_parts
 from feedline._src.record import PlaceTimes
 from feedline._src.runtime.threads import JaxSettings, Stopwatch, annotation, this_thread
 
@@ -136,16 +129,6 @@ def prepare_jax() -> None:
             _preparing.release()
 
 
-def check_not_split(name: str, leaf: jax.ShapeDtypeStruct) -> None:
-    """Refuse a sharding that splits axis 1 of a ragged leaf."""
-    shards = shards_of(leaf.sharding, len(leaf.shape))[1]
-    if shards > 1:
-        raise ValueError(
-            f"{name}: a sharding must not split axis 1 of a ragged leaf, whose size differs between batches, and "
-            f'{leaf.sharding} splits it into {shards}; shard the batch axis alone, as PartitionSpec("data") does'
-        )
-
-
 def _place_whole(sharding: Sharding, values: HostLeaf) -> jax.Array:
     """Place a leaf that this process supplies whole. For a small batch, `_place_part` would take twice as long."""
     if isinstance(values, jax.Array):  # a copy, since the step may donate its batch
@@ -173,64 +156,3 @@ def _place_part(sharding: Sharding, shape: tuple[int, ...], ragged: bool, values
         local = tuple(slice(i * size, (i + 1) * size) for i, size in at)
         shards.append(jax.device_put(values[local], device, may_alias=False))
     return jax.make_array_from_single_device_arrays(shape, sharding, shards)
-
-
-def sharded_spec(rows: Any, batch_size: int, sharding: Any) -> Any:
-    """The spec of a global batch. `rows`: the spec of a row. `sharding`: a tree that is a prefix of `rows`."""
-
-    def leaf(path: Any, row: Any, place: Sharding) -> jax.ShapeDtypeStruct:
-        shape = (batch_size, *row.shape)
-        check_divides(place, shape, _name(path))
-        return jax.ShapeDtypeStruct(shape, row.dtype, sharding=place)
-
-    return jax.tree_util.tree_map_with_path(leaf, rows, broadcast(sharding, rows))
-
-
-def sharded_like(local: Any, sharding: Any) -> Any:
-    """The spec of the global batch if every process supplies a part with the shapes of `local`."""
-
-    def leaf(path: Any, part: Any, place: Sharding) -> jax.ShapeDtypeStruct:
-        name = _name(path)
-        check_rank(place, part.shape, name)
-        shards = shards_of(place, len(part.shape))
-        mine = plan_leaf(place, shards, place.addressable_devices, name).local_shape
-        check_multiples(part.shape, mine, "on this process's devices", name)
-        shape = tuple(size * whole // own for size, whole, own in zip(part.shape, shards, mine, strict=True))
-        return jax.ShapeDtypeStruct(shape, part.dtype, sharding=place)
-
-    return jax.tree_util.tree_map_with_path(leaf, local, broadcast(sharding, local))
-
-
-def broadcast(sharding: Any, batch: Any) -> Any:
-    """A tree like `batch` with the sharding of each leaf. `sharding`: a tree that is a prefix of `batch`."""
-    try:
-        return jax.tree.broadcast(sharding, batch)
-    except ValueError as error:
-        raise ValueError(
-            "sharding must be one sharding or a tree that is a prefix of the batch, like jit's in_shardings: "
-            f"the batch is {jax.tree.structure(batch)}, the shardings are {jax.tree.structure(sharding)}"
-        ) from error
-
-
-def with_steps(spec: Any, steps: int) -> Any:
-    """The spec of `steps` batches as one tree: leaves [steps, B, ...], whose first axis is not split."""
-    if steps == 1:
-        return spec
-
-    def leaf(one: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        sharding = one.sharding
-        if isinstance(sharding, NamedSharding):
-            axes = PartitionSpec(None, *sharding.spec)
-            sharding = NamedSharding(sharding.mesh, axes, memory_kind=sharding.memory_kind)
-        elif not isinstance(sharding, SingleDeviceSharding):
-            raise ValueError(
-                f"steps_per_call={steps} adds an axis to the batch, which only a NamedSharding can describe, got "
-                f"{sharding}"
-            )
-        return jax.ShapeDtypeStruct((steps, *one.shape), one.dtype, sharding=sharding)
-
-    return jax.tree.map(leaf, spec)
-
-
-def _name(path: Any) -> str:
-    return f"batch{jax.tree_util.keystr(path)}"

@@ -25,7 +25,7 @@ from feedline._src.options import (
     checked_setting,
 )
 from feedline._src.order.schedule import ENDLESS, REMAINDERS, BatchSizes, Cursor, Remainder, Schedule
-from feedline._src.placement.plan import as_shardings, batch_axis_sharding
+from feedline._src.plan.shardings import as_shardings, batch_axis_sharding
 from feedline._src.rows.source import OwnOrder, Rows, Source
 from feedline._src.rows.spec import RowSpec
 from feedline._src.rows.values import is_batched

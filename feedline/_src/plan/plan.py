@@ -24,17 +24,6 @@ import numpy as np
 
 from feedline._src.options import Settings, checked_integer
 from feedline._src.order.schedule import ENDLESS, Cursor, Remainder, Schedule
-from feedline._src.placement.place import broadcast, check_not_split, sharded_spec, with_steps
-from feedline._src.placement.plan import (
-    Indices,
-    LeafPlan,
-    check_rank,
-    device_owners,
-    device_parts,
-    leaf_plan,
-    shards_of,
-    union_of_rows,
-)
 from feedline._src.plan.asked import (
     CheckedOptions,
     SourceMetadata,
@@ -42,6 +31,20 @@ from feedline._src.plan.asked import (
     refused,
     refused_sizes,
     with_own_leaves,
+)
+from feedline._src.plan.shardings import (
+    Indices,
+    LeafPlan,
+    broadcast,
+    check_not_split,
+    check_rank,
+    device_owners,
+    device_parts,
+    leaf_plan,
+    sharded_spec,
+    shards_of,
+    union_of_rows,
+    with_steps,
 )
 from feedline._src.rows.spec import RowSpec
 

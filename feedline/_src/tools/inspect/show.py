@@ -16,8 +16,8 @@ from rich.text import Text
 
 from feedline._src.feed_options import FeedOptions
 from feedline._src.listen.words import counted
-from feedline._src.placement.plan import device_parts
 from feedline._src.plan.plan import Epoch, Plan
+from feedline._src.plan.shardings import device_parts
 from feedline._src.rows.spec import Array, Leaf, RowSpec
 from feedline._src.tools.cli.terminal import in_bytes
 from feedline._src.tools.inspect.target import Target

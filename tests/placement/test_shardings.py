@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from partitions import DEVICES, any_layout, cut, devices_of, mesh_of, numbered, only, owned, processes
 
 from feedline import local_rows
-from feedline._src.placement.plan import as_shardings, batch_axis_sharding, check_divides, plan_leaf, replicas
+from feedline._src.plan.shardings import as_shardings, batch_axis_sharding, check_divides, plan_leaf, replicas
 
 BACKWARDS = range(7, -1, -1)
 EVENS_FIRST = [0, 2, 4, 6, 1, 3, 5, 7]

@@ -1,7 +1,8 @@
-"""The plan: (sharding, global shape) → the rows and columns that each process reads.
+"""Arithmetic on shardings: (sharding, global shape) → the rows and columns that each process reads.
 
-Only `local_rows` depends on the process in which it runs. What a process reads follows from its devices and
-`Sharding.devices_indices_map`, never from its index, since a permuted mesh does not order rows by process.
+Only `local_rows` and `sharded_like` depend on the process in which they run. What a process reads follows from
+its devices and `Sharding.devices_indices_map`, never from its index, since a permuted mesh does not order rows by
+process.
 """
 
 from __future__ import annotations
@@ -10,15 +11,14 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import jax
 import numpy as np
 import numpy.typing as npt
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from feedline._src.options import checked_integer
-
-if TYPE_CHECKING:
-    import jax
 
 Indices = npt.NDArray[np.int64]
 Columns = tuple[slice | npt.NDArray[np.int64], ...]
@@ -52,9 +52,7 @@ class LeafPlan:
         return all(isinstance(column, slice) and column == slice(None) for column in self.columns)
 
 
-def plan_leaf(
-    sharding: jax.sharding.Sharding, global_shape: tuple[int, ...], devices: Collection[Any], name: str
-) -> LeafPlan:
+def plan_leaf(sharding: Sharding, global_shape: tuple[int, ...], devices: Collection[Any], name: str) -> LeafPlan:
     """The part of a leaf that lies on `devices`, as `jax.make_array_from_process_local_data` expects it.
 
     Along each axis, it contains the ranges on these devices in ascending order. If the devices' parts do not form
@@ -84,7 +82,7 @@ def leaf_plan(parts: Collection[Part], global_shape: tuple[int, ...], name: str)
     )
 
 
-def device_parts(sharding: jax.sharding.Sharding, global_shape: tuple[int, ...]) -> dict[int, Part]:
+def device_parts(sharding: Sharding, global_shape: tuple[int, ...]) -> dict[int, Part]:
     """{device id: its part of a leaf}. The devices of an `AbstractMesh` are numbered from 0 in row-major order."""
     mesh = _abstract_mesh(sharding)
     if mesh is None:
@@ -107,7 +105,7 @@ def device_parts(sharding: jax.sharding.Sharding, global_shape: tuple[int, ...])
     return dict(enumerate(zip(*ranges, strict=True)))
 
 
-def device_owners(sharding: jax.sharding.Sharding) -> dict[int, int]:
+def device_owners(sharding: Sharding) -> dict[int, int]:
     """{device id: the process that owns the device}. All devices of an `AbstractMesh` belong to process 0."""
     mesh = _abstract_mesh(sharding)
     if mesh is not None:
@@ -116,18 +114,14 @@ def device_owners(sharding: jax.sharding.Sharding) -> dict[int, int]:
     return {device.id: device.process_index for device in devices}
 
 
-def _abstract_mesh(sharding: jax.sharding.Sharding) -> Any:
+def _abstract_mesh(sharding: Sharding) -> Any:
     """The `AbstractMesh` of a sharding; None if the sharding has devices."""
-    from jax.sharding import AbstractMesh
-
     mesh = getattr(sharding, "mesh", None)
     return mesh if isinstance(mesh, AbstractMesh) else None
 
 
 def check_has_devices(sharding: Any) -> None:
     """Refuse a sharding, or a tree of shardings, over an `AbstractMesh`."""
-    import jax
-
     for leaf in jax.tree.leaves(sharding):
         if _abstract_mesh(leaf) is not None:
             raise ValueError(
@@ -144,7 +138,7 @@ def union_of_rows(leaves: Iterable[LeafPlan]) -> Indices:
     return np.unique(np.concatenate(parts))
 
 
-def replicas(sharding: jax.sharding.Sharding, global_shape: tuple[int, ...]) -> list[list[int]]:
+def replicas(sharding: Sharding, global_shape: tuple[int, ...]) -> list[list[int]]:
     """Groups of processes that supply the same part of a leaf, and therefore must read the same bytes.
 
     Example: [[0, 1], [2, 3]] for `P("data")` on a mesh data=2, model=2, whose four devices are in four processes.
@@ -159,7 +153,7 @@ def replicas(sharding: jax.sharding.Sharding, global_shape: tuple[int, ...]) -> 
     return list(groups.values())
 
 
-def local_rows(sharding: jax.sharding.Sharding, batch_size: int) -> Indices:
+def local_rows(sharding: Sharding, batch_size: int) -> Indices:
     """Return which rows of a global batch this process supplies.
 
     Args:
@@ -194,8 +188,6 @@ def as_shardings(sharding: Any) -> Any:
     Raises:
       TypeError: a leaf is not a sharding and cannot be replaced by one, or the tree is empty.
     """
-    import jax
-    from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
     def leaf(path: Any, given: Any) -> Any:
         if isinstance(given, jax.Device):
@@ -215,10 +207,8 @@ def as_shardings(sharding: Any) -> Any:
     return shardings
 
 
-def batch_axis_sharding(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
+def batch_axis_sharding(sharding: Sharding) -> Sharding:
     """The sharding of a vector that is split like the batch axis of `sharding`."""
-    from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
-
     if isinstance(sharding, NamedSharding):
         return sharding.update(spec=PartitionSpec(*sharding.spec[:1]))
     if isinstance(sharding, SingleDeviceSharding):
@@ -229,19 +219,19 @@ def batch_axis_sharding(sharding: jax.sharding.Sharding) -> jax.sharding.Shardin
     )
 
 
-def shards_of(sharding: jax.sharding.Sharding, ndim: int) -> tuple[int, ...]:
+def shards_of(sharding: Sharding, ndim: int) -> tuple[int, ...]:
     """The number of shards along each of `ndim` axes. The sharding must not name more axes."""
     devices: int = sharding.num_devices  # each number of shards divides it
     return tuple(devices // size for size in sharding.shard_shape((devices,) * ndim))
 
 
-def check_divides(sharding: jax.sharding.Sharding, global_shape: tuple[int, ...], name: str) -> None:
+def check_divides(sharding: Sharding, global_shape: tuple[int, ...], name: str) -> None:
     """Refuse a shape that the sharding cannot divide into equal shards. The error names a size that works."""
     check_rank(sharding, global_shape, name)
     check_multiples(global_shape, shards_of(sharding, len(global_shape)), "that its mesh axes make", name)
 
 
-def check_rank(sharding: jax.sharding.Sharding, shape: tuple[int, ...], name: str) -> None:
+def check_rank(sharding: Sharding, shape: tuple[int, ...], name: str) -> None:
     """Refuse a leaf with fewer axes than the sharding names, and a scalar leaf."""
     spec: Any = getattr(sharding, "spec", ())
     if len(spec) > len(shape):
@@ -265,6 +255,77 @@ def check_multiples(shape: tuple[int, ...], shards: tuple[int, ...], which: str,
                 f"{name}: the {'batch size' if axis == 0 else f'size of axis {axis}'} must be a multiple of the "
                 f"{count} shards {which}, got {size}; {f'{below} or ' if below else ''}{above} would work"
             )
+
+
+def sharded_spec(rows: Any, batch_size: int, sharding: Any) -> Any:
+    """The spec of a global batch. `rows`: the spec of a row. `sharding`: a tree that is a prefix of `rows`."""
+
+    def leaf(path: Any, row: Any, place: Sharding) -> jax.ShapeDtypeStruct:
+        shape = (batch_size, *row.shape)
+        check_divides(place, shape, _name(path))
+        return jax.ShapeDtypeStruct(shape, row.dtype, sharding=place)
+
+    return jax.tree_util.tree_map_with_path(leaf, rows, broadcast(sharding, rows))
+
+
+def sharded_like(local: Any, sharding: Any) -> Any:
+    """The spec of the global batch if every process supplies a part with the shapes of `local`."""
+
+    def leaf(path: Any, part: Any, place: Sharding) -> jax.ShapeDtypeStruct:
+        name = _name(path)
+        check_rank(place, part.shape, name)
+        shards = shards_of(place, len(part.shape))
+        mine = plan_leaf(place, shards, place.addressable_devices, name).local_shape
+        check_multiples(part.shape, mine, "on this process's devices", name)
+        shape = tuple(size * whole // own for size, whole, own in zip(part.shape, shards, mine, strict=True))
+        return jax.ShapeDtypeStruct(shape, part.dtype, sharding=place)
+
+    return jax.tree_util.tree_map_with_path(leaf, local, broadcast(sharding, local))
+
+
+def broadcast(sharding: Any, batch: Any) -> Any:
+    """A tree like `batch` with the sharding of each leaf. `sharding`: a tree that is a prefix of `batch`."""
+    try:
+        return jax.tree.broadcast(sharding, batch)
+    except ValueError as error:
+        raise ValueError(
+            "sharding must be one sharding or a tree that is a prefix of the batch, like jit's in_shardings: "
+            f"the batch is {jax.tree.structure(batch)}, the shardings are {jax.tree.structure(sharding)}"
+        ) from error
+
+
+def with_steps(spec: Any, steps: int) -> Any:
+    """The spec of `steps` batches as one tree: leaves [steps, B, ...], whose first axis is not split."""
+    if steps == 1:
+        return spec
+
+    def leaf(one: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        sharding = one.sharding
+        if isinstance(sharding, NamedSharding):
+            axes = PartitionSpec(None, *sharding.spec)
+            sharding = NamedSharding(sharding.mesh, axes, memory_kind=sharding.memory_kind)
+        elif not isinstance(sharding, SingleDeviceSharding):
+            raise ValueError(
+                f"steps_per_call={steps} adds an axis to the batch, which only a NamedSharding can describe, got "
+                f"{sharding}"
+            )
+        return jax.ShapeDtypeStruct((steps, *one.shape), one.dtype, sharding=sharding)
+
+    return jax.tree.map(leaf, spec)
+
+
+def _name(path: Any) -> str:
+    return f"batch{jax.tree_util.keystr(path)}"
+
+
+def check_not_split(name: str, leaf: jax.ShapeDtypeStruct) -> None:
+    """Refuse a sharding that splits axis 1 of a ragged leaf."""
+    shards = shards_of(leaf.sharding, len(leaf.shape))[1]
+    if shards > 1:
+        raise ValueError(
+            f"{name}: a sharding must not split axis 1 of a ragged leaf, whose size differs between batches, and "
+            f'{leaf.sharding} splits it into {shards}; shard the batch axis alone, as PartitionSpec("data") does'
+        )
 
 
 def _union(ranges: Collection[tuple[int, int]]) -> Indices:
