@@ -1,6 +1,5 @@
 """Processes compare batches and moves of a feed at points that all reach: moves, closing, the end."""
 
-import collections
 import dataclasses
 import sys
 
@@ -180,15 +179,10 @@ def test_the_latest_values_of_many_feeds_do_not_pile_up(services):
 
 
 def test_threads_that_build_feeds_and_publish_at_once_do_not_disturb_each_other(services, monkeypatch):
-    class Dropped(collections.deque):
-        def __bool__(self):
-            return True  # another thread took the last entry after this
-
     class Latest(dict):
         def __iter__(self):
             return (super().__iter__(), self.setdefault("of another thread"))[0]
 
-    monkeypatch.setattr(module, "_dropped", Dropped())
     monkeypatch.setattr(module, "_KEPT_FEEDS", 0)
     monkeypatch.setitem(module._latest, services[0].process, Latest())
     InStep(services[0], "at once", 2)
