@@ -60,7 +60,7 @@ def build(options: FeedOptions, running: tuple[Sizes, Place] | None = None) -> S
     """
     before, place = (None, None) if running is None else (running[0], list(running[1]))
     # a feed that moves keeps the settings of the thread that built it: x64 determines its dtypes
-    jax_settings = JaxSettings.of_this_thread() if before is None else before.first.placement.settings
+    jax_settings = JaxSettings.of_this_thread() if before is None else before.first.placement.jax_settings
     after_s = options.reading.stall_warning_s
     message = (
         f"building a feed has taken {after_s:g} s so far: it opens the source, reads its first row, and calls the "

@@ -13,6 +13,7 @@ import programs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax._src.sharding_impls import GSPMDSharding
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from row_sources import Numbered
@@ -302,6 +303,8 @@ LANES = feedline.Lanes(make_lane, 2)
 RAGGED = feedline.Ragged({"x": (np.zeros(300), np.arange(0, 303, 3))}, pad_to=(4,))
 MIXTURE = feedline.Mixture({"a": ROWS, "b": ROWS}, weights={"a": 1, "b": 2})
 SIZES = [(0, 16), (3, 32)]
+SPLIT = NamedSharding(MESH, P(None, "data"))
+GSPMD = GSPMDSharding(DATA._device_assignment, DATA._to_xla_hlo_sharding(1))
 
 
 @pytest.mark.parametrize(
@@ -318,7 +321,10 @@ SIZES = [(0, 16), (3, 32)]
         (ROWS, 16, {"steps_per_call": 2, "reading": Reading(workers=1)}, "needs threads that read"),
         (ROWS, 16, {"reading": Reading(workers=1)}, "this one holds arrays in memory"),
         (RAGGED, 16, {"steps_per_call": 2}, "stacks batches of one shape"),
-        (RAGGED, 16, {"transform": lambda batch, rows: batch}, "a transform must return one shape"),
+        (RAGGED, 16, {"transform": lambda batch, rows: batch["x_length"]}, "a transform must return one shape"),
+        (RAGGED, 16, {"sharding": {"x": SPLIT, "x_length": DATA}}, "must not split axis 1 of a ragged leaf"),
+        (np.zeros(96), 16, {"steps_per_call": 2, "sharding": GSPMD}, "which only a NamedSharding can describe"),
+        ({"x": np.zeros(96)}, 16, {"with_place": True, "sharding": GSPMD}, "to shard the batch axis alone"),
         (MIXTURE, 16, {"order": Order()}, "a mixture has an order of its own"),
         (MIXTURE, 16, {"epochs": 1}, "an endless mixture has no epochs to count"),
         (grain.MapDataset.range(5).repeat(), 4, {"order": Order()}, "which no Order can shuffle"),
@@ -330,7 +336,7 @@ SIZES = [(0, 16), (3, 32)]
 def test_options_that_do_not_go_together_are_refused_as_by_a_feed(source, size, options, told):
     problem = plan_of(source, size, **options).problems[0]
     assert told in problem
-    assert problem == refusal(source, size, DATA, **options)
+    assert problem == refusal(source, size, **{"sharding": DATA, **options})
 
 
 def test_all_sizes_must_fit():
@@ -398,5 +404,3 @@ def test_ragged_rows_are_planned_at_their_longest():
     plan = plan_of(RAGGED, 16)
     with feedline.Feed(RAGGED, 16, DATA) as feed:
         assert plan.spec == feed.spec
-    with pytest.raises(ValueError, match="must not split axis 1 of a ragged leaf"):
-        plan_of(RAGGED, 16, {"x": NamedSharding(MESH, P(None, "data")), "x_length": DATA})

@@ -160,7 +160,7 @@ class RandomAccess:
     form: LocalForm
     buffers: BatchBuffers
     steps_per_call: int = 1
-    settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
+    jax_settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
 
     @property
     def may_use_workers(self) -> bool:
@@ -219,7 +219,7 @@ class RandomAccess:
     ) -> list[BadRow]:
         """Write part `part` of `parts` of the batch at `start` into `buffers`. Returns its bad rows."""
         clock, bad = clock or PartClock(), []
-        with self.settings.applied():
+        with self.jax_settings.applied():
             for offsets, cuts in self.form.reads:
                 here = _share(offsets, part, parts)
                 bad += _RandomPart(self.form, offsets[here], cuts, buffers, here.start, clock, self, start).write()

@@ -61,7 +61,7 @@ class Stream:
     plan: Plan
     epochs: int | None
     gather: GatherReports | None = None
-    settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
+    jax_settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
     order: ClassVar[None] = None
     may_use_workers: ClassVar[bool] = False
 
@@ -170,7 +170,7 @@ class StreamBatches:
 
     def __next__(self) -> HostBatch:
         """The next batch. The value of StopIteration is the number of items left out at the end of the pass."""
-        with self._stream.settings.applied():
+        with self._stream.jax_settings.applied():
             return next(self._batches)
 
     def close(self) -> None:

@@ -174,7 +174,7 @@ class Worker:
         spawn = multiprocessing.get_context("spawn")
         self.connection, theirs = spawn.Pipe()
         self.process = spawn.Process(
-            target=_serve, args=(theirs, access.settings, pickled), name="feedline-worker", daemon=True
+            target=_serve, args=(theirs, access.jax_settings, pickled), name="feedline-worker", daemon=True
         )
         resource_tracker.ensure_running()  # before signals are blocked, because starting it unblocks them
         # blocked until `_prepare`, so that no signal to the whole job ends a worker that still imports

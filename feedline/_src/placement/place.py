@@ -49,13 +49,13 @@ class Placement:
       local_bytes: bytes of this process's part of a batch.
       ragged: the indices of the ragged leaves. In one batch, they all have the same size along axis 1; the size
         differs between batches, and `spec` has the largest size.
-      settings: JAX's settings while a batch is placed, so that 64-bit leaves stay 64-bit on every thread.
+      jax_settings: JAX's settings while a batch is placed, so that 64-bit leaves stay 64-bit on every thread.
     """
 
     spec: Any
     local_bytes: int = 0
     ragged: tuple[int, ...] = ()
-    settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
+    jax_settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
 
     def __post_init__(self) -> None:
         prepare_jax()
@@ -87,7 +87,7 @@ class Placement:
         Leaves that are jax.Arrays are copied from device to device. The transfers are intended, but JAX counts
         them as implicit if there are several processes, so this call overrides a user's transfer guard.
         """
-        with self.settings.applied(), jax.transfer_guard_host_to_device("allow"):
+        with self.jax_settings.applied(), jax.transfer_guard_host_to_device("allow"):
             arrays = [place(leaf) for place, leaf in zip(self._places, leaves, strict=True)]
         return self._treedef.unflatten(arrays)
 

@@ -1,17 +1,18 @@
 """The inputs of a plan: a feed's options, and a source's metadata. And the combinations that a feed refuses.
 
-Only `refused` refuses combinations; docs/guarantees.md has a table of them.
+Only this module refuses combinations of options; docs/guarantees.md has a table of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from feedline._src.options import (
     MAX_AHEAD,
@@ -25,7 +26,7 @@ from feedline._src.options import (
     checked_setting,
 )
 from feedline._src.order.schedule import ENDLESS, REMAINDERS, BatchSizes, Cursor, Remainder, Schedule
-from feedline._src.plan.shardings import as_shardings, batch_axis_sharding
+from feedline._src.plan.shardings import as_shardings, batch_axis_sharding, shards_of
 from feedline._src.rows.source import OwnOrder, Rows, Source
 from feedline._src.rows.spec import RowSpec
 from feedline._src.rows.values import is_batched
@@ -214,6 +215,12 @@ def refused(options: CheckedOptions, source: SourceMetadata) -> Iterator[str]:
             f"steps_per_call={steps} stacks batches of one shape, and ragged leaves differ in length between "
             "batches; leave steps_per_call=1"
         )
+    for sharding in jax.tree.leaves(options.sharding) if steps > 1 else ():
+        if not isinstance(sharding, NamedSharding | SingleDeviceSharding):
+            yield (
+                f"steps_per_call={steps} adds an axis to the batch, which only a NamedSharding can describe, got "
+                f"{sharding}; leave steps_per_call=1, or give a NamedSharding"
+            )
     if options.reading.workers not in (0, "auto") and not source.lanes:
         if steps > 1:
             yield f"steps_per_call={steps} needs threads that read; leave workers=0, or give steps_per_call=1"
@@ -235,6 +242,30 @@ def refused_sizes(options: CheckedOptions, source: SourceMetadata, multiple: int
             yield f"the batch size must be a multiple of the {rule}, got {size:,}; {near} would work"
         if source.rows is not None:
             yield from _refused_rows(source.rows, size, multiple, options)
+
+
+def refused_layout(
+    options: CheckedOptions, source: SourceMetadata, leaves: Sequence[jax.ShapeDtypeStruct], apart: bool
+) -> Iterator[str]:
+    """Yield reasons why options do not combine with what lies on each process.
+
+    Args:
+      leaves: the leaves of a global batch, without those that feedline adds.
+      apart: whether processes read different lanes.
+    """
+    for i in source.ragged if options.transform is None else ():
+        shards = shards_of(leaves[i].sharding, len(leaves[i].shape))[1]
+        if shards > 1:
+            yield (
+                f"{source.spec.leaves[i].name}: a sharding must not split axis 1 of a ragged leaf, whose size "
+                f"differs between batches, and {leaves[i].sharding} splits it into {shards}; shard the batch axis "
+                'alone, as PartitionSpec("data") does'
+            )
+    if apart and "prefetch" in options.tunable:
+        yield (
+            "processes that read different lanes agree on the ends of lanes in windows of `prefetch` batches, "
+            'so prefetch must be the same on all and cannot be "auto"; give a number, such as prefetch=2'
+        )
 
 
 def _refused_with_a_stream(options: CheckedOptions, lanes: int) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """`Plan`: what a feed will read and place, and how much memory it needs, computed without building the feed.
 
-This module uses all kinds of index:
+These kinds of index occur in feedline; this module uses all but the last two:
 
 - a *row index* numbers the rows of the source;
 - a *position* numbers the rows of one epoch, in the epoch's order;
@@ -8,7 +8,9 @@ This module uses all kinds of index:
 - a *local row* numbers the rows of a process-local batch;
 - a *column* is an index along axis 1 or a later axis of a leaf;
 - a *lane* numbers one of several streams;
-- leaves are numbered as JAX flattens the batch, with or without `valid` and `place`, which feedline adds.
+- leaves are numbered as JAX flattens the batch, with or without `valid` and `place`, which feedline adds;
+- a *step* counts delivered batches over all resumes; a *number* counts deliveries from a pipeline's start;
+- a *part* of a delivery is what one thread reads in one call; parts are numbered within the delivery.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from feedline._src.plan.asked import (
     SourceMetadata,
     next_sizes,
     refused,
+    refused_layout,
     refused_sizes,
     with_own_leaves,
 )
@@ -36,7 +39,6 @@ from feedline._src.plan.shardings import (
     Indices,
     LeafPlan,
     broadcast,
-    check_not_split,
     check_rank,
     device_owners,
     device_parts,
@@ -256,11 +258,9 @@ def plan_of(
     problems = [*refused(options, source), *refused_sizes(options, source, multiple, shards)]
     batch = sharded_spec(placed_rows(out), size, options.sharding)
     of_rows = _by_name(batch)
-    for i in source.ragged:
-        check_not_split(*list(of_rows.items())[i])
     try:
         batch = with_own_leaves(batch, size, options)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         problems.append(str(error))
     leaves = _by_name(batch)
     # each process needs the owners of all lanes
@@ -276,13 +276,9 @@ def plan_of(
     for owner in sorted(reads):
         for lane in reads[owner].lanes:
             lane_owners[lane].append(owner)
+    apart = any(owners != lane_owners[0] for owners in lane_owners)
+    problems += refused_layout(options, source, list(of_rows.values()), apart)
     if source.lanes:
-        apart = any(owners != lane_owners[0] for owners in lane_owners)
-        if apart and "prefetch" in options.tunable:
-            problems.append(
-                "processes that read different lanes agree on the ends of lanes in windows of `prefetch` batches, "
-                'so prefetch must be the same on all and cannot be "auto"; give a number, such as prefetch=2'
-            )
         settings = settings._replace(threads=0, buffer=max(1, settings.prefetch) if apart else 1)
     asked = list(reads.values()) if process is None else [reads[process]]
     steps = options.steps_per_call

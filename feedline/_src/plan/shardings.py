@@ -295,7 +295,10 @@ def broadcast(sharding: Any, batch: Any) -> Any:
 
 
 def with_steps(spec: Any, steps: int) -> Any:
-    """The spec of `steps` batches as one tree: leaves [steps, B, ...], whose first axis is not split."""
+    """The spec of `steps` batches as one tree: leaves [steps, B, ...], whose first axis is not split.
+
+    `refused` refuses `steps` > 1 with shardings that are neither a `NamedSharding` nor on a single device.
+    """
     if steps == 1:
         return spec
 
@@ -304,11 +307,6 @@ def with_steps(spec: Any, steps: int) -> Any:
         if isinstance(sharding, NamedSharding):
             axes = PartitionSpec(None, *sharding.spec)
             sharding = NamedSharding(sharding.mesh, axes, memory_kind=sharding.memory_kind)
-        elif not isinstance(sharding, SingleDeviceSharding):
-            raise ValueError(
-                f"steps_per_call={steps} adds an axis to the batch, which only a NamedSharding can describe, got "
-                f"{sharding}"
-            )
         return jax.ShapeDtypeStruct((steps, *one.shape), one.dtype, sharding=sharding)
 
     return jax.tree.map(leaf, spec)
@@ -316,16 +314,6 @@ def with_steps(spec: Any, steps: int) -> Any:
 
 def _name(path: Any) -> str:
     return f"batch{jax.tree_util.keystr(path)}"
-
-
-def check_not_split(name: str, leaf: jax.ShapeDtypeStruct) -> None:
-    """Refuse a sharding that splits axis 1 of a ragged leaf."""
-    shards = shards_of(leaf.sharding, len(leaf.shape))[1]
-    if shards > 1:
-        raise ValueError(
-            f"{name}: a sharding must not split axis 1 of a ragged leaf, whose size differs between batches, and "
-            f'{leaf.sharding} splits it into {shards}; shard the batch axis alone, as PartitionSpec("data") does'
-        )
 
 
 def _union(ranges: Collection[tuple[int, int]]) -> Indices:
