@@ -2,6 +2,7 @@
 
 import copy as copies
 import functools
+import itertools
 import pickle
 import threading
 import time
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from background import PATIENCE_S, arrived, spawn
 from jax._src.sharding_impls import GSPMDSharding
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from test_feed_lifecycle import interrupted_at
 
 from feedline import Reading, StallError, prefetch_to_mesh
@@ -102,19 +103,26 @@ def test_without_copy_the_cpu_backend_adopts_the_memory():
 
 @pytest.mark.parametrize("copy", [True, False])
 def test_leaves_on_devices_make_no_trip_through_the_host(copy, monkeypatch):
-    """They may lie on one device or on several, beside leaves of NumPy; and a step may donate its batch."""
+    """From each layout to each other one, beside leaves of NumPy; and a step may donate its batch."""
+    two, back = Mesh(MESH.devices[:2], MESH.axis_names), Mesh(MESH.devices[::-1], MESH.axis_names)
+    specs = [PartitionSpec("data"), PartitionSpec("data", "model"), PartitionSpec()]
+    layouts = [NamedSharding(mesh, spec) for mesh in (MESH, two, back) for spec in specs]
+    layouts.append(SingleDeviceSharding(jax.devices()[3]))
     on_the_host = []
     monkeypatch.setattr("feedline._src.drop_in.as_array", lambda name, leaf: on_the_host.append(name) or leaf)
-    shardings = {"x": NamedSharding(MESH, PartitionSpec("data", "model")), "y": SHARDING, "z": SHARDING}
     x = np.arange(32, dtype=np.float32).reshape(8, 4)
-    given = {"x": jax.device_put(x, jax.devices()[3]), "y": jax.device_put(np.arange(8), SHARDING), "z": x + 1}
-    donating = jax.jit(lambda batch: jax.tree.map(lambda leaf: leaf + 0, batch), donate_argnums=0)
-    for batch in prefetch_to_mesh([given, given, given], shardings, prefetch=0, copy=copy):
-        assert {name: leaf.sharding for name, leaf in batch.items()} == shardings
-        again = donating(batch)
-    assert on_the_host == ["batch['z']"] * 3
-    for name, leaf in again.items():
-        np.testing.assert_array_equal(np.asarray(leaf), np.asarray(given[name]))
+    given = [x, *(jax.device_put(x, layout) for layout in layouts)]
+    donating = jax.jit(lambda leaf: leaf + 0, donate_argnums=0)
+    for to in layouts:
+        with monkeypatch.context() as patches, jax.set_mesh(MESH):
+            patches.setattr(type(given[1]), "_value", property(lambda _: pytest.fail("was read by the host")))
+            batches = list(prefetch_to_mesh([given, given], to, prefetch=0, copy=copy))
+        for leaf in itertools.chain(*batches):
+            assert leaf.sharding == to
+            np.testing.assert_array_equal(np.asarray(donating(leaf)), x)
+    assert on_the_host == ["batch[0]"] * 2 * len(layouts)
+    for leaf in given:
+        np.testing.assert_array_equal(np.asarray(leaf), x)
 
 
 def test_arrays_on_devices_whose_memory_the_iterator_uses_again_are_copied():

@@ -48,7 +48,8 @@ def prefetch_to_mesh(
       iterable: yields trees of NumPy arrays: for each global batch, this process's rows in ascending order (see
         `feedline.local_rows`), and its part of other sharded axes. With one process, a tree is a whole batch. One
         background thread calls the iterator. Leaves may also be `jax.Array`s on devices of this process, such as
-        the output of a decoder on the GPU. They are copied from device to device, not through the host.
+        the output of a decoder on the GPU. They are copied from device to device, not through the host; an array
+        on several devices in another layout, by way of one of them.
       sharding: the batch's sharding: one `jax.sharding.Sharding`, or a tree of shardings that is a prefix of the
         batch. A device is accepted, too, and under `jax.set_mesh` a `PartitionSpec`.
       prefetch: how many placed batches may wait; 0: synchronous.

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
 
@@ -62,13 +63,14 @@ def _ranges(text):
 
 @case(LAYOUTS)
 def by_hand(here, layout):
-    """Each process passes its own rows and columns to `prefetch_to_mesh`, every second batch on a device."""
+    """Each process passes its own rows and columns to `prefetch_to_mesh`, some on one device or several."""
     sharding = sharding_of(layout, here.devices)
     expected = batches(SOURCES["memory"], 1, SIZE, "drop")
     shardings = jax.tree.broadcast(sharding, expected[0])
     local = [jax.tree.map(_part, batch, shardings) for batch in expected]
-    local[1::2] = jax.device_put(local[1::2], jax.local_devices()[-1])
-    with feedline.prefetch_to_mesh(local, sharding) as placed:
+    by_row = NamedSharding(Mesh(np.array(jax.local_devices()), "x"), PartitionSpec("x"))
+    local[1::3], local[2::3] = jax.device_put((local[1::3], local[2::3]), (jax.local_devices()[-1], by_row))
+    with jax.set_mesh(Mesh(here.devices, "y")), feedline.prefetch_to_mesh(local, sharding, 0) as placed:
         return list(placed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import threading
@@ -9,8 +10,9 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Sharding, SingleDeviceSharding
+from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from feedline._src.plan.shardings import device_parts
 from feedline._src.record import PlaceTimes
@@ -131,10 +133,13 @@ def prepare_jax() -> None:
 
 def _place_whole(sharding: Sharding, values: HostLeaf) -> jax.Array:
     """Place a leaf that this process supplies whole. For a small batch, `_place_part` would take twice as long."""
-    if isinstance(values, jax.Array):  # a copy, since the step may donate its batch
-        array: jax.Array = jax.device_put(values, sharding, may_alias=False)
-        return array
-    return jax.make_array_from_callback(values.shape, sharding, values.__getitem__)
+    if not isinstance(values, jax.Array):
+        return jax.make_array_from_callback(values.shape, sharding, values.__getitem__)
+    lies = values.sharding
+    if not lies.is_equivalent_to(sharding, values.ndim) and (lies.num_devices > 1 or sharding.is_fully_replicated):
+        values = _on_one_device(values)
+    array: jax.Array = jax.device_put(values, sharding, may_alias=False)  # a copy, since a step may donate it
+    return array
 
 
 def _place_part(sharding: Sharding, shape: tuple[int, ...], ragged: bool, values: HostLeaf) -> jax.Array:
@@ -144,15 +149,43 @@ def _place_part(sharding: Sharding, shape: tuple[int, ...], ragged: bool, values
     if not isinstance(values, jax.Array):
         array: jax.Array = jax.make_array_from_process_local_data(sharding, values, shape)
         return array
-    # from device to device
+    if values.sharding.num_devices > 1:
+        values = _on_one_device(values)
     parts = device_parts(sharding, shape)
     devices: Collection[Any] = sharding.addressable_devices
     held = [(device, parts[device.id]) for device in devices]
     # along each axis, the starts of all parts on the devices of this process
     starts = [sorted({start for start, _ in ranges}) for ranges in zip(*(part for _, part in held), strict=True)]
     shards = []
-    for device, part in held:
-        at = [(every.index(start), stop - start) for every, (start, stop) in zip(starts, part, strict=True)]
-        local = tuple(slice(i * size, (i + 1) * size) for i, size in at)
-        shards.append(jax.device_put(values[local], device, may_alias=False))
+    with _on(values.device):
+        for device, part in held:
+            at = [(every.index(start), stop - start) for every, (start, stop) in zip(starts, part, strict=True)]
+            local = tuple(slice(i * size, (i + 1) * size) for i, size in at)
+            shards.append(jax.device_put(values[local], device, may_alias=False))
     return jax.make_array_from_single_device_arrays(shape, sharding, shards)
+
+
+def _on_one_device(values: jax.Array) -> Any:
+    """Copy an array to one of its devices, from where `jax.device_put` copies from device to device.
+
+    From several devices, it may go through the host, or return the memory of `values`, which a step may then
+    donate (jax 0.10). A program on all devices would be faster, but its collectives would race with the step's.
+    """
+    shards = [shard for shard in values.addressable_shards if shard.replica_id == 0]
+    starts = tuple(tuple(along.start or 0 for along in shard.index) for shard in shards)
+    pieces = jax.device_put([shard.data for shard in shards], shards[0].device)
+    with _on(shards[0].device):
+        return _joined(values.shape, starts, pieces)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _joined(shape: tuple[int, ...], starts: tuple[tuple[int, ...], ...], pieces: list[jax.Array]) -> jax.Array:
+    whole = jnp.pad(pieces[0], [(0, size - part) for size, part in zip(shape, pieces[0].shape, strict=True)])
+    for start, piece in zip(starts, pieces, strict=True):
+        whole = jax.lax.dynamic_update_slice(whole, piece, start)
+    return whole
+
+
+def _on(device: Any) -> contextlib.AbstractContextManager[Any]:
+    """Let a program run on one device, although a user's `jax.set_mesh` may demand the devices of a mesh."""
+    return jax.set_mesh(Mesh(np.array([device]), ("one",)))
