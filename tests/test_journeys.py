@@ -124,7 +124,7 @@ def put_together(size, forms, found, remainder):
     row, wide = np.full(size, -1), np.full((size, WIDE), -1)
     valid = np.ones(size, bool)
     for form, leaves in zip(forms, found, strict=True):
-        narrow_plan, wide_plan = form.plans
+        narrow_plan, wide_plan = form.part.of_rows
         narrow, *mask, columns = leaves
         assert len(mask) == (remainder == "pad")
         for whole, here, values in [

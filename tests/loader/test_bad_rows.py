@@ -265,13 +265,13 @@ def test_every_split_into_processes_takes_the_same_rows(data):
         (batch,) = [one for one in [batches.read(0, part) for part in parts] if one]
         narrow, *masks, values = batch.leaves
         assert bool(masks) == (remainder == "pad" or policy == "mask")
-        of_narrow, of_wide = form.plans
+        of_narrow, of_wide = form.part.of_rows
         np.testing.assert_array_equal(narrow, rows[of_narrow.rows])
         np.testing.assert_array_equal(
             values, np.repeat(rows[of_wide.rows, None], 4, axis=1)[:, of_wide.columns[0]]
         )
         for mask in masks:
-            np.testing.assert_array_equal(mask, valid[form.own_rows])
+            np.testing.assert_array_equal(mask, valid[form.part.own_rows])
         met = [i for i in form.part.rows.tolist() if wanted.valid[i] and order[i][2] in bad]
         assert [one.at for one in batch.bad] == met
         assert pickle.loads(pickle.dumps(batch.bad)) == batch.bad

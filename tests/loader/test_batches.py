@@ -58,7 +58,7 @@ def test_the_parts_of_a_batch_write_all_of_it(parts, way, owned):
         read = [batches.read(k, part) for part in reversed(range(batches.parts))]
         (leaves,) = [batch.leaves for batch in read if batch]
         rows = order[k * BATCH : (k + 1) * BATCH]
-        for found, name, plan in zip(leaves, SOURCE, form.plans, strict=True):
+        for found, name, plan in zip(leaves, SOURCE, form.part.of_rows, strict=True):
             expected = SOURCE[name][rows[plan.rows]] * (2 if double else 1)
             for axis, column in enumerate(plan.columns, start=1):
                 expected = expected.take(np.arange(expected.shape[axis])[column], axis)

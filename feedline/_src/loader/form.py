@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -16,7 +15,7 @@ from feedline._src.order.epoch import keys_at
 from feedline._src.order.schedule import BatchPositions, Cursor
 from feedline._src.plan.asked import PLACE, VALID, Transform
 from feedline._src.plan.plan import ProcessReads
-from feedline._src.plan.shardings import Columns, Indices, LeafPlan
+from feedline._src.plan.shardings import Indices, LeafPlan
 from feedline._src.record import PartTimes
 from feedline._src.rows.bad_rows import BadRow
 from feedline._src.rows.source import Rows
@@ -24,8 +23,6 @@ from feedline._src.rows.spec import Array, RowSpec, check_fits
 from feedline._src.rows.values import as_array
 from feedline._src.runtime.threads import annotation
 
-Cuts = list[tuple[int, Columns]]
-"""For some leaves: (number of the leaf, its columns to read)."""
 _EPOCH_FACTOR = 2_654_435_761  # odd, and far from 0 modulo 2^31, so `place` differs much between adjacent epochs
 
 
@@ -78,33 +75,6 @@ class LocalForm:
     bad_rows: BadRows = "raise"
     ragged: tuple[int, ...] = ()
 
-    @functools.cached_property
-    def plans(self) -> list[LeafPlan]:
-        """For each leaf of `out`, the rows and columns that this process supplies."""
-        return [self.part.leaves[leaf.name] for leaf in self.out.leaves]
-
-    @functools.cached_property
-    def own(self) -> dict[str, LeafPlan]:
-        """The leaves that feedline adds to the batch (`valid`, `place`), by name. All have the same rows."""
-        names = {leaf.name for leaf in self.out.leaves}
-        return {name: plan for name, plan in self.part.leaves.items() if name not in names}
-
-    @functools.cached_property
-    def own_rows(self) -> Indices | None:
-        """The rows that this process supplies of the `own` leaves; None without `own` leaves."""
-        return next((plan.rows for plan in self.own.values()), None)
-
-    @functools.cached_property
-    def reads(self) -> list[tuple[Indices, Cuts]]:
-        """The reads for a batch: (ascending rows of the global batch, the leaves and columns to read of them)."""
-        if not self.part.by_leaf:
-            leaves = enumerate(self.spec.leaves)
-            return [(self.part.rows, [(i, (slice(None),) * len(leaf.shape)) for i, leaf in leaves])]
-        groups: dict[bytes, tuple[Indices, Cuts]] = {}
-        for i, plan in enumerate(self.plans):
-            groups.setdefault(plan.rows.tobytes(), (plan.rows, []))[1].append((i, plan.columns))
-        return list(groups.values())
-
     def write(self, read: Mapping[int, Array], leaves: list[Array], part: slice, index: Indices) -> None:
         """Cast and cut some rows, and write them to `leaves`. Raises RowError if a number does not fit its dtype.
 
@@ -120,7 +90,7 @@ class LocalForm:
             check_fits(values, self.out.leaves[i], index)
             own = part
             if not self.part.by_leaf:
-                own, values = self._cut(self.plans[i], part, values)
+                own, values = self._cut(self.part.of_rows[i], part, values)
             np.copyto(leaves[i][own], values, casting="unsafe")
 
     def _cut(self, plan: LeafPlan, part: slice, values: Array) -> tuple[slice, Array]:
@@ -134,16 +104,16 @@ class LocalForm:
         return own, values
 
     def valid(self, real: npt.NDArray[np.bool_], bad: Sequence[BadRow]) -> npt.NDArray[np.bool_]:
-        """Return the leaf `valid` of one batch. `real`: a value for each of `own_rows`, False for padding."""
+        """Return the leaf `valid` of one batch. `real`: a value for each of `part.own_rows`, False for padding."""
         if bad and self.bad_rows == "mask":
-            return real & ~np.isin(self.own_rows, [row.at for row in bad])  # type: ignore[arg-type]
+            return real & ~np.isin(self.part.own_rows, [row.at for row in bad])  # type: ignore[arg-type]
         return real
 
     def with_own(self, leaves: list[Array], valid: npt.NDArray[np.bool_], after: Cursor) -> list[Array]:
-        """Insert the `own` leaves among the leaves of a batch. The leaf `place` is computed from `after`."""
+        """Insert the leaves that feedline adds to a batch. The leaf `place` is computed from `after`."""
         values = {VALID: valid, PLACE: np.full(valid.shape, number_of_place(after), np.int32)}
         own, of_rows = {f"batch['{key}']": value for key, value in values.items()}, iter(leaves)
-        return [own[name] if name in self.own else next(of_rows) for name in self.part.leaves]
+        return [own[name] if name in self.part.own else next(of_rows) for name in self.part.leaves]
 
     def rows_at(self, positions: BatchPositions, index: Indices) -> Rows:
         """The `Rows` that a transform gets for these positions. `index`: their row indices."""

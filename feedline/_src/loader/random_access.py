@@ -15,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError
-from feedline._src.loader.form import Cuts, HostBatch, LocalForm, Progress
+from feedline._src.loader.form import HostBatch, LocalForm, Progress
 from feedline._src.loader.staging import BatchBuffers, Buffers
 from feedline._src.options import Settings
 from feedline._src.order.epoch import RowOrder
 from feedline._src.order.schedule import BatchPositions, Cursor, Schedule
+from feedline._src.plan.plan import Cuts
 from feedline._src.plan.shardings import Indices
 from feedline._src.record import PartTimes
 from feedline._src.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_rows, raise_located
@@ -220,7 +221,7 @@ class RandomAccess:
         """Write part `part` of `parts` of the batch at `start` into `buffers`. Returns its bad rows."""
         clock, bad = clock or PartClock(), []
         with self.jax_settings.applied():
-            for offsets, cuts in self.form.reads:
+            for offsets, cuts in self.form.part.calls:
                 here = _share(offsets, part, parts)
                 bad += _RandomPart(self.form, offsets[here], cuts, buffers, here.start, clock, self, start).write()
         return bad
@@ -311,7 +312,7 @@ class LocalBatches:
     """
 
     def __init__(self, access: RandomAccess, origin: Cursor, parts: int = 1, every: int = 1) -> None:
-        self._parts_per_batch = min(parts, *(len(plan.rows) for plan in access.form.plans))
+        self._parts_per_batch = min(parts, *(len(plan.rows) for plan in access.form.part.of_rows))
         self.parts = access.steps_per_call * self._parts_per_batch
         self.count = access.schedule.batches_from(origin) // access.steps_per_call
         self._access = access
@@ -382,8 +383,8 @@ class LocalBatches:
             bad += bad_here
             rows += schedule.real_rows(start)
             dropped_rows += schedule.dropped_rows(after, start)
-            if form.own_rows is not None:
-                masks.append(form.valid(schedule.positions(start, form.own_rows).valid, bad_here))
+            if form.part.own_rows is not None:
+                masks.append(form.valid(schedule.positions(start, form.part.own_rows).valid, bad_here))
             after = schedule.after(start)
         leaves = buffers.leaves
         if masks:
@@ -393,7 +394,7 @@ class LocalBatches:
     def rows_of(self, number: int, part: int) -> tuple[int, int, str | None]:
         """The number of rows of a part, the row index of the first row, and the file of that row, if known."""
         step, part_of_batch = divmod(part, self._parts_per_batch)
-        offsets, _ = self._access.form.reads[0]
+        offsets, _ = self._access.form.part.calls[0]
         here = _share(offsets, part_of_batch, self._parts_per_batch)
         rows = self._access.locate(self._start(number, step), offsets[here])
         return len(rows), int(rows[0]), self._access.source.file_of(int(rows[0]))
@@ -412,7 +413,7 @@ class LocalBatches:
             while self._announced < min(self.count, number + _MAX_ANNOUNCED):
                 for step in range(access.steps_per_call):
                     start = self._start(self._announced, step)
-                    for offsets, _ in access.form.reads:
+                    for offsets, _ in access.form.part.calls:
                         if not will_read(access.locate(start, offsets), self._announced - number):
                             return
                 self._announced += self._every

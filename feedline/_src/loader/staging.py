@@ -191,7 +191,7 @@ class BatchBuffers:
         several = () if steps == 1 else (steps,)
         placed = [
             ((*several, *plan.local_shape), leaf.placed_dtype)
-            for plan, leaf in zip(form.plans, form.out.leaves, strict=True)
+            for plan, leaf in zip(form.part.of_rows, form.out.leaves, strict=True)
         ]
         read = [((*several, *shape), dtype) for shape, dtype in form.part.as_read]
         changed = form.part.changed  # all other leaves are read into the memory from which they are placed

@@ -276,7 +276,7 @@ class StreamBatches:
             return None
         filler = [_Item(stream.source.item, after.epoch, 0)]
         items = []
-        ((rows, cuts),) = form.reads
+        ((rows, cuts),) = form.part.calls
         for row in rows.tolist():
             of_lane = taken[row // stream.items] or filler
             items.append(of_lane[row % stream.items % len(of_lane)])  # padding repeats items of the lane
@@ -304,7 +304,7 @@ class StreamBatches:
         # padding repeats items, which must not be counted again
         bad = [row for row in partial.bad if row.at % items < real[row.at // items]]
         leaves = partial.leaves
-        if (rows := form.own_rows) is not None:
+        if (rows := form.part.own_rows) is not None:
             leaves = form.with_own(leaves, form.valid(rows % items < real[rows // items], bad), partial.after)
         return partial._replace(leaves=leaves, rows=int(real.sum()), dropped_rows=self._dropped, bad=bad)
 

@@ -36,6 +36,7 @@ from feedline._src.plan.asked import (
     with_own_leaves,
 )
 from feedline._src.plan.shardings import (
+    Columns,
     Indices,
     LeafPlan,
     broadcast,
@@ -52,6 +53,8 @@ from feedline._src.rows.spec import RowSpec
 
 Form = tuple[tuple[int, ...], np.dtype[Any]]
 """Shape and dtype of an array."""
+Cuts = list[tuple[int, Columns]]
+"""For some leaves: (number of the leaf, its columns to read)."""
 
 
 class Epoch(NamedTuple):
@@ -118,7 +121,10 @@ class ProcessReads:
       lanes: for a stream, the lanes that the process reads.
       leaves: {name of a leaf: the part of it that the process supplies}. A part has `rows`, `columns` for each
         further axis, and `local_shape`.
+      of_rows: of `leaves`, those of a row after the transform; `own`: those that feedline adds, by name.
+      own_rows: the rows of each `own` leaf; None: there is none.
       by_leaf: whether the process reads of each leaf only what it places, rather than all columns of `rows`.
+      calls: the reads for a batch: (ascending rows of the global batch, leaves and columns to read of them).
       cuts: whether the process reads columns or rows that it does not place.
       local_bytes: bytes of the process's part of a batch, as it is placed.
       as_read: shape and dtype of each leaf of the source, as it is read.
@@ -131,7 +137,11 @@ class ProcessReads:
     rows: Indices
     lanes: tuple[int, ...]
     leaves: Mapping[str, LeafPlan]
+    of_rows: tuple[LeafPlan, ...]
+    own: frozenset[str]
+    own_rows: Indices | None
     by_leaf: bool
+    calls: tuple[tuple[Indices, Cuts], ...]
     cuts: bool
     local_bytes: int
     as_read: tuple[Form, ...]
@@ -159,7 +169,7 @@ class Plan:
       leaves: {name: `jax.ShapeDtypeStruct` with its sharding} of one global batch, in the order in which JAX
         flattens the batch. Names are as in error messages: "batch['image']".
       own: the names of the leaves that feedline adds, `valid` and `place`.
-      batch_size: the batch size of the options; the first one if it changes.
+      batch_size: the batch size of the options. If it changes, the first; only `problems` concern all sizes.
       fitting_size: `batch_size` if it fits, else the next smaller size that fits, or else the smallest that fits.
       multiple_of: batch sizes that fit are multiples of this, the least common multiple of `shards` and `lanes`.
       shards: the number of shards of the batch axis.
@@ -339,12 +349,18 @@ def _reads_of(
             name: leaf_plan([of[device] for device in ids if device in of], leaves[name].shape, name)
             for name, of in parts.items()
         }
-        of_rows = [plans[leaf.name] for leaf in out.leaves]
+        of_rows = tuple(plans[leaf.name] for leaf in out.leaves)
+        own = plans.keys() - {leaf.name for leaf in out.leaves}
         rows = union_of_rows(of_rows)
         cut = not all(plan.whole_columns and len(plan.rows) == len(rows) for plan in of_rows)
         transformed = options.transform is not None
         # to replace bad rows, all processes that supply parts of a row must find it bad; so each reads whole rows
         by_leaf = cut and source.reads_columns and not transformed and options.reading.bad_rows == "raise"
+        calls: dict[bytes, tuple[Indices, Cuts]] = {}
+        for i, leaf in enumerate(source.spec.leaves):
+            whole = rows, (slice(None),) * len(leaf.shape)
+            here, columns = (of_rows[i].rows, of_rows[i].columns) if by_leaf else whole
+            calls.setdefault(here.tobytes(), (here, []))[1].append((i, columns))
         placed = [(plan.local_shape, leaf.placed_dtype) for plan, leaf in zip(of_rows, out.leaves, strict=True)]
         read = [
             (placed[i][0] if by_leaf else (len(rows), *leaf.shape), leaf.dtype)
@@ -356,7 +372,11 @@ def _reads_of(
             rows=rows,
             lanes=_lanes(rows, source.lanes, of_rows[0].global_shape[0]),
             leaves=plans,
+            of_rows=of_rows,
+            own=frozenset(own),
+            own_rows=next((plans[name].rows for name in own), None),
             by_leaf=by_leaf,
+            calls=tuple(calls.values()),
             cuts=cut and not by_leaf,
             local_bytes=_bytes((plan.local_shape, leaves[name].dtype) for name, plan in plans.items()),
             as_read=tuple(read),
