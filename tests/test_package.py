@@ -211,7 +211,7 @@ OF_FEEDLINE = {
     # options, plan and state; to plan, feed_options opens the source and calls the transform
     "feed_options": ["plan", "sources.as_source", "loader.form"],
     "plan": ["plan", "order.schedule", "rows", "options"],
-    "plan.shardings": ["options"],
+    "plan.shardings": ["state", "options"],
     "state": ["order.past", "order.schedule", "errors"],
     # lower parts: they import themselves, options and errors; a comment gives the reason for any other import
     "native": ["native", "errors"],

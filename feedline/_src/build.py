@@ -26,7 +26,7 @@ from feedline._src.order.schedule import ENDLESS, Schedule
 from feedline._src.placement.place import Placement
 from feedline._src.plan.asked import SourceMetadata, refused
 from feedline._src.plan.plan import Plan, devices_by_process, plan_of
-from feedline._src.plan.shardings import as_shardings, check_has_devices, device_parts
+from feedline._src.plan.shardings import as_shardings, check_has_devices
 from feedline._src.prefetch.watch import alarmed
 from feedline._src.rows.source import Source
 from feedline._src.rows.spec import RowSpec
@@ -309,29 +309,10 @@ def _processes_of(sharding: Any) -> set[int]:
 
 def described(options: FeedOptions, stages: Stages, place: list[Any] | None = None) -> dict[str, Any]:
     """Return, as JSON values by field, all that must be equal in all processes, so that batch k is the same."""
-    leaves: Mapping[str, Any] = stages.plan.leaves
     return {
         "name": options.name,
         "version": {"feedline": __version__, **{package: version(package) for package in _PACKAGES}},
         **stages.fingerprint,
-        "batch_size": options.batch_size,
-        "epochs": options.epochs,
-        "remainder": options.remainder,
-        "bad_rows": options.reading.bad_rows,
-        "check_replicas_every": options.reading.check_replicas_every,
-        # processes agree on the ends of lanes once in each window of `prefetch` batches
-        "prefetch": stages.settings.prefetch if stages.plan.agrees_on_ends else None,
         "place": place,
-        "leaf": {name: f"{leaf.dtype.name}{list(leaf.shape)}" for name, leaf in leaves.items()},
-        "sharding": {name: _layout(leaf.sharding, leaf.shape) for name, leaf in leaves.items()},
+        **stages.plan.compared,
     }
-
-
-def _layout(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> str:
-    """Describe a leaf's layout: the devices in the order of their shards, and a digest of all shards."""
-    parts = sorted(
-        ([start for start, _ in part], device) for device, part in device_parts(sharding, shape).items()
-    )
-    devices = ", ".join(str(device) for _, device in parts[:8]) + (", …" if len(parts) > 8 else "")
-    spec = getattr(sharding, "spec", type(sharding).__name__)
-    return f"{spec} on devices {devices} (map {states.digest(parts)[:8]})"

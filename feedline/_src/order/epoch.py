@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from feedline._src.native.gather import rows_at_positions
 from feedline._src.native.library import library
 from feedline._src.options import Blocks, Order
-from feedline._src.order.permutation import FEW, LARGEST, ROUNDS, explicit, feistel, grid, hashed, permuted, words
+from feedline._src.order.permutation import FEW, LARGEST, ROUNDS, explicit, feistel, grid, hashed, words
 
 _SHUFFLED, _BLOCKED = 1, 2
 _CHUNK = 1 << 13  # positions at a time: enough to amortise NumPy calls, few enough to stay in the cache
@@ -234,10 +234,12 @@ class Network(ctypes.Structure):
         """The network of [0, n) with the first `ROUNDS` of these keys, which come from `words`."""
         return cls(n, *grid(n), 0, (ctypes.c_uint64 * ROUNDS)(*map(int, keys[:ROUNDS])))
 
-    @property
-    def key_words(self) -> list[np.uint64]:
-        """The keys as NumPy integers."""
-        return [np.uint64(key) for key in self.keys]
+    def __call__(self, indices: NDArray[np.uint64], tweaks: NDArray[np.uint32] | None = None) -> NDArray[np.int64]:
+        """The permutation at these indices. With `tweaks`, it is a network for any n: see `feistel`."""
+        keys = [np.uint64(key) for key in self.keys]
+        if tweaks is None and self.n <= FEW:
+            return explicit(self.n, *keys[:2]).take(indices.view(np.int64))
+        return feistel(self.n, keys, indices, tweaks)
 
 
 class EpochOrder(ctypes.Structure):
@@ -280,6 +282,8 @@ class EpochOrder(ctypes.Structure):
         ("lacking", ctypes.c_uint64),
         ("mixed", ctypes.c_void_p),
     )
+    rows: Network
+    blocks: Network
     keeps_alive: tuple[Any, ...] = ()
     """The objects that `table`, `block_table` and `mixed` point to."""
 
@@ -293,7 +297,7 @@ class EpochOrder(ctypes.Structure):
 
     def _chunk_by_numpy(self, positions: NDArray[np.uint64]) -> NDArray[np.int64]:
         if self.kind == _SHUFFLED:
-            return permuted(self.n, self.rows.key_words, positions)
+            return self.rows(positions)
         if self.kind != _BLOCKED:
             return positions.astype(np.int64)
         padded = self._moved_in_windows(self._padded(positions))
@@ -322,20 +326,19 @@ class EpochOrder(ctypes.Structure):
         inside = padded - window * span  # faster than a division with remainder
         factor, term = map(np.uint64, self.window_keys)
         tweaks = ((window * factor + term) >> 32).astype(np.uint32)
-        moved = feistel(self.rows.n, self.rows.key_words, inside, tweaks)
+        moved = self.rows(inside, tweaks)
         for network, number in zip(self.irregular, self.irregular_window, strict=True):
             here = np.flatnonzero(window == number) if network.n else ()
             if len(here):
-                moved[here] = feistel(network.n, network.key_words, inside[here], tweaks[here])
+                moved[here] = network(inside[here], tweaks[here])
         return window * span + moved.view(np.uint64)
 
     def _blocks_at(self, block_positions: NDArray[np.uint64]) -> NDArray[np.int64]:
         """The number of the block at each block position."""
-        keys = self.blocks.key_words
         if not self.lacking:
-            return permuted(self.full, keys, block_positions)
+            return self.blocks(block_positions)
         rank = block_positions - (block_positions > self.short_block)
-        block = permuted(self.full, keys, np.minimum(rank, np.uint64(self.full - 1)))
+        block = self.blocks(np.minimum(rank, np.uint64(self.full - 1)))
         block[block_positions == self.short_block] = self.full
         return block
 

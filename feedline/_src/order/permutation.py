@@ -50,13 +50,6 @@ def words(purpose: Purpose, seed: int, epoch: int) -> tuple[np.uint64, ...]:
     return tuple(np.frombuffer(digest, "<u8").astype(np.uint64))
 
 
-def permuted(n: int, keys: Sequence[np.uint64], indices: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The permutation of [0, n), 1 ≤ n ≤ 2⁶², at these indices. `keys` come from `words`."""
-    if n <= FEW:
-        return explicit(n, keys[0], keys[1]).take(indices.view(np.int64))
-    return feistel(n, keys[:ROUNDS], indices)
-
-
 @functools.lru_cache(maxsize=64)
 def explicit(n: int, first_key: np.uint64, second_key: np.uint64) -> NDArray[np.int64]:
     """int64[n], read-only: the whole permutation, for small n. Hashes are distinct, so any sort gives the same."""

@@ -43,6 +43,7 @@ from feedline._src.plan.shardings import (
     check_rank,
     device_owners,
     device_parts,
+    layout,
     leaf_plan,
     sharded_spec,
     shards_of,
@@ -184,6 +185,7 @@ class Plan:
       settings: `buffer`, `prefetch` and `workers` at the start; for "auto", the defaults. For a stream,
         `buffer` is the number of batches after which processes agree on the ends of lanes. `threads` is 0 unless
         it is given, since its default depends on the machine.
+      compared: what must be equal in all processes besides the source: JSON values by field, as errors name them.
       memory: in bytes. For the process that needs most: `host_bytes` (`host_bytes_on_cpu_devices` if the devices
         are CPUs) + `host_bytes_as_read` + `shared_bytes` for workers. For each device: `device_bytes`.
 
@@ -222,6 +224,7 @@ class Plan:
     remainder: Remainder
     length: int | None
     settings: Settings
+    compared: Mapping[str, Any]
     memory: Memory
 
     def __repr__(self) -> str:
@@ -310,6 +313,17 @@ def plan_of(
         remainder=options.remainder,
         length=None if problems else _length(source, options),
         settings=settings,
+        compared={
+            "batch_size": given_size,
+            "epochs": options.epochs,
+            "remainder": options.remainder,
+            "bad_rows": options.reading.bad_rows,
+            "check_replicas_every": options.reading.check_replicas_every,
+            # processes agree on the ends of lanes once in each window of `prefetch` batches
+            "prefetch": settings.prefetch if apart else None,
+            "leaf": {name: f"{leaf.dtype.name}{list(leaf.shape)}" for name, leaf in leaves.items()},
+            "sharding": {name: layout(leaf.sharding, leaf.shape) for name, leaf in leaves.items()},
+        },
         memory=Memory.of(
             steps * max(each.local_bytes for each in asked),
             steps * max(each.read_bytes for each in asked),

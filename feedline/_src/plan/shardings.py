@@ -19,6 +19,7 @@ import numpy.typing as npt
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from feedline._src.options import checked_integer
+from feedline._src.state import digest
 
 Indices = npt.NDArray[np.int64]
 Columns = tuple[slice | npt.NDArray[np.int64], ...]
@@ -103,6 +104,15 @@ def device_parts(sharding: Sharding, global_shape: tuple[int, ...]) -> dict[int,
         width = size // math.prod(sizes[axis] for axis in axes)
         ranges.append([(start, start + width) for start in (part * width).tolist()])
     return dict(enumerate(zip(*ranges, strict=True)))
+
+
+def layout(sharding: Sharding, global_shape: tuple[int, ...]) -> str:
+    """Describe the layout of a leaf: the devices in the order of their shards, and a digest of all shards."""
+    held = device_parts(sharding, global_shape).items()
+    parts = sorted(([start for start, _ in part], device) for device, part in held)
+    devices = ", ".join(str(device) for _, device in parts[:8]) + (", …" if len(parts) > 8 else "")
+    spec = getattr(sharding, "spec", type(sharding).__name__)
+    return f"{spec} on devices {devices} (map {digest(parts)[:8]})"
 
 
 def device_owners(sharding: Sharding) -> dict[int, int]:
