@@ -185,7 +185,7 @@ def test_rows_with_random_access(n, source, remainder, shuffle, journey):
             Settings(leg.threads, 0, 2, leg.prefetch),
             Watch(Reading()),
         )
-        ways = [RandomAccess(rows, order, schedule, form, BatchBuffers(form, 3)) for form in forms]
+        ways = [RandomAccess(rows, order, form, BatchBuffers(form, 3), schedule) for form in forms]
         return [way.open(cursor, None, numbers, watch) for way in ways]
 
     delivered, sizes, cursor = travel(journey, rows.spec, remainder, open_sources)
@@ -242,10 +242,11 @@ def test_streams_and_lanes(stream, journey):
     def open_sources(leg, plan, forms, cursor, states, together):
         definitions = [
             Stream(
-                FirstItem(lanes), form, BatchBuffers(form, 3), plan, None,
+                source, source.order_for(None), form, BatchBuffers(form, 3), plan, None,
                 functools.partial(together.gather, process) if plan.agrees_on_ends else None,
             )
             for process, form in enumerate(forms)
+            for source in [FirstItem(lanes)]
         ]  # fmt: skip
         numbers, watch = Settings(0, 0, 1, leg.prefetch), Watch(Reading())
         return [one.open(cursor, states, numbers, watch) for one in definitions]

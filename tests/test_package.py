@@ -251,7 +251,7 @@ OF_FEEDLINE = {
     "drop_in": [
         "agreement.monitor", "cluster.cores", "rows.spec", "rows.values", "loader.staging", "placement",
         "plan.shardings",
-        "prefetch", "listen", "record", "runtime", "errors", "options",
+        "prefetch", "run", "listen", "record", "runtime", "errors", "options",
     ],
     "images": ["image_limits", "sources.decoded", "sources.open_source", "formats.registry",
                "rows.source", "options"],
@@ -507,28 +507,38 @@ def test_the_fast_tests_need_only_what_the_small_extra_installs():
         assert only_slow or not heavy & set(imports), path
 
 
-def test_nobody_asks_for_the_class_of_a_source_or_an_order():
+def test_nobody_asks_for_the_class_of_a_source_an_order_or_an_access():
     """Except in the module that defines the class. `feedline.Order`, which users pass, is not such a class."""
     classes = [
         (path, node) for path, tree in CORE.items() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
     ]
-    where = {"Source": "rows/source.py", "EncodedSource": "rows/source.py", "RowOrder": "order/epoch.py"}
-    bases = set(where)
+    bases = {"Source", "EncodedSource", "RowOrder", "Access"}
+    where = {node.name: path for path, node in classes if node.name in {*bases, "Lanes", "LocalBatches"}}
     for _ in range(4):  # levels of inheritance
         where |= {
             node.name: path for path, node in classes if {ast.unparse(base) for base in node.bases} & set(where)
         }
     where |= dict(implementations_of_an_order(classes))
-    assert {"ArraySource", "Mixture", "Ragged", "DecodedSource", "SingleOrder", "MixtureOrder"} <= set(where)
+    assert {"ArraySource", "Mixture", "FirstItem", "DecodedSource", "MixtureOrder", "Stream"} <= set(where)
     asked = [
-        (path, name.id)
+        (path, name)
         for path, tree in CORE.items()
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass")
-        for name in ast.walk(node.args[1])
-        if isinstance(name, ast.Name) and name.id in where.keys() - bases and where[name.id] != path
+        for name in classes_asked_for(node)
+        if name in where.keys() - bases and where[name] != path
     ]
     assert asked == []
+
+
+def classes_asked_for(node):
+    """The names of classes in `isinstance(x, module.Class)`, `type(x) is Class`, `type(x) in (Class, ...)`."""
+    found = []
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+        found = node.args[1:]
+    elif isinstance(node, ast.Compare) and "type(" in ast.unparse(node):
+        found = [node.left, *node.comparators]
+    names = [name for each in found for name in ast.walk(each) if isinstance(name, ast.Name | ast.Attribute)]
+    return {name.id if isinstance(name, ast.Name) else name.attr for name in names}
 
 
 def implementations_of_an_order(classes):

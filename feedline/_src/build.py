@@ -18,11 +18,11 @@ from feedline._src.agreement.in_step import Place
 from feedline._src.bounds import Bounds, bounds_of, default_threads
 from feedline._src.feed_options import FeedOptions
 from feedline._src.loader.form import LocalForm, transformed_spec
-from feedline._src.loader.random_access import RandomAccess
+from feedline._src.loader.random_access import Access, RandomAccess
 from feedline._src.loader.restarts import Restarts
 from feedline._src.loader.staging import BatchBuffers
 from feedline._src.options import Settings
-from feedline._src.order.schedule import ENDLESS, Schedule
+from feedline._src.order.schedule import Schedule
 from feedline._src.placement.place import Placement
 from feedline._src.plan.asked import SourceMetadata, refused
 from feedline._src.plan.plan import Plan, devices_by_process, plan_of
@@ -33,11 +33,10 @@ from feedline._src.rows.spec import RowSpec
 from feedline._src.run import Sizes, Stages
 from feedline._src.runtime.threads import JaxSettings
 from feedline._src.sources.as_source import opened
-from feedline._src.sources.lanes import Lanes
 from feedline._src.version import __version__
 
 if TYPE_CHECKING:
-    from feedline._src.loader.streams import Stream
+    from feedline._src.agreement.all_gather import AllGather
 
 _PACKAGES = ("jax", "jaxlib", "grain", "numpy")
 _AGREEMENTS_PER_EPOCH = 3  # in an epoch of one batch: for the batch, for the end, for the rows left over
@@ -167,12 +166,11 @@ def _stages(
     options: FeedOptions, source: Source, metadata: SourceMetadata, restarts: Restarts, key: str | None
 ) -> Stages:
     """The stages of one batch size."""
-    order = None if metadata.lanes else source.order_for(options.order)
+    order = source.order_for(options.order)
     plan, out = _planned(options, source, metadata)
     (part,) = plan.reads
     transform, bad_rows, steps = options.transform, options.reading.bad_rows, options.steps_per_call
-    seed = 0 if order is None else order.seed
-    form = LocalForm(metadata.spec, out, part, transform, seed, bad_rows, metadata.ragged)
+    form = LocalForm(metadata.spec, out, part, transform, order.seed, bad_rows, metadata.ragged)
     settings, bounds = _settings_and_bounds(options, plan)
     if bad_rows == "raise":
         source.check_rows()
@@ -183,35 +181,33 @@ def _stages(
             f"the identity of a RowSource must be made of JSON values, and the identity of {source.kind} is not: "
             f"{error}; convert NumPy's numbers with int() or float()"
         ) from error
-    rows = ENDLESS if metadata.rows is None else metadata.rows
     fingerprint = {
-        "rows": None if order is None else rows,
+        "rows": order.rows,
         "spec": metadata.spec.as_json(),
         "data": digest,
-        "order": None if order is None else {**order.as_json()},
+        "order": order.as_json(),
         "format": source.format,
     }
     buffers = BatchBuffers(form, settings.host_batches_on_cpu_devices, steps)
-    access: RandomAccess | Stream
-    if order is None:
-        access = _stream(options, source, plan, form, buffers, key)
+    access: Access
+    if plan.lanes:
+        from feedline._src.loader.streams import Stream
+
+        fingerprint |= {"rows": None, "order": None}  # unknown, as long as a stream is not read
+        access = Stream(source, order, form, buffers, plan, options.epochs, _gather_of(plan, key))
     else:
-        schedule = Schedule(rows, plan.batch_size, options.remainder, options.epochs)
-        access = RandomAccess(source, order, schedule, form, buffers, steps)
+        schedule = Schedule(order.rows, plan.batch_size, options.remainder, options.epochs)
+        access = RandomAccess(source, order, form, buffers, schedule, steps)
     names = list(plan.leaves)
     ragged = tuple(names.index(out.leaves[i].name) for i in metadata.ragged)
     placement = Placement(plan.spec, steps * part.local_bytes, ragged)
     return Stages(plan, access, placement, fingerprint, options.reading, settings, restarts, bounds)
 
 
-def _stream(
-    options: FeedOptions, source: Any, plan: Plan, form: LocalForm, buffers: BatchBuffers, key: str | None
-) -> Stream:
-    from feedline._src.agreement.all_gather import AllGather
-    from feedline._src.loader.streams import Stream
-
+def _gather_of(plan: Plan, key: str | None) -> AllGather | None:
+    """Exchanges the ends of a stream's lanes with the other processes; None: each process reads every lane."""
     shared = sum(len(processes) > 1 for processes in plan.lane_owners)
-    if isinstance(options.source, Lanes) and shared and plan.lanes % plan.shards:
+    if shared and plan.lanes > 1 and plan.lanes % plan.shards:
         _log.warning(
             "%d of %d lanes run on several processes: the batch axis has %d shards, and some hold only a part of "
             "a lane's rows; to run each lane only where its rows are, make the number of lanes a multiple of %d",
@@ -220,12 +216,13 @@ def _stream(
             plan.shards,
             plan.shards,
         )
-    gather = None
-    if plan.agrees_on_ends:
-        readers = set().union(*plan.lane_owners)
-        kept = _AGREEMENTS_PER_EPOCH * (plan.settings.buffer + _IN_FLIGHT)
-        gather = AllGather.connect(key, len(readers), kept)
-    return Stream(source, form, buffers, plan, options.epochs, gather)
+    if not plan.agrees_on_ends:
+        return None
+    from feedline._src.agreement.all_gather import AllGather
+
+    readers = set().union(*plan.lane_owners)
+    kept = _AGREEMENTS_PER_EPOCH * (plan.settings.buffer + _IN_FLIGHT)
+    return AllGather.connect(key, len(readers), kept)
 
 
 def _check(problems: Iterable[str]) -> None:

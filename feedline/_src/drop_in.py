@@ -26,11 +26,12 @@ from feedline._src.loader.staging import Staging
 from feedline._src.options import MAX_AHEAD, Reading, Settings, checked_integer
 from feedline._src.placement.place import Placed, Placement, prepare_jax
 from feedline._src.plan.shardings import as_shardings, check_has_devices, sharded_like
-from feedline._src.prefetch.pipelines import Closed, Prefetcher, Run, Synchronous
+from feedline._src.prefetch.pipelines import Closed
 from feedline._src.prefetch.watch import Watch
 from feedline._src.record import BatchRecord, PartTimes
 from feedline._src.rows.spec import RowSpec, cast_into
 from feedline._src.rows.values import as_array
+from feedline._src.run import run_over
 from feedline._src.runtime.exit import close_at_exit
 from feedline._src.runtime.threads import JaxSettings, ProcessBound, SingleThread, Stopwatch, this_thread
 
@@ -100,16 +101,12 @@ class MeshIterator(ProcessBound):
     def __init__(self, iterable: Iterable[Any], sharding: Any, prefetch: int, copy: bool) -> None:
         super().__init__()
         self._single_thread = SingleThread()
-        self._prefetch = prefetch
+        # buffer 1: while `prefetch` batches wait, one more is read
+        self._settings = Settings(0, 0, 1, prefetch)
         self._accounts = Accounts(prefetch + 2 if prefetch else 0)
         idle = prefetch + 3  # one being placed, `prefetch` that wait, two in use
         source = self._source = _Batches(iterable, sharding, copy, idle, self._accounts)
-        watch = Watch(Reading())
-        self._prefetcher: Run[Placed] = (
-            Prefetcher.of_iterator(source, source.place, prefetch, watch)
-            if prefetch
-            else Synchronous(source, source.place, watch)
-        )
+        self._prefetcher = run_over(source, source.place, self._settings, Watch(Reading()))
         self._state = source.state()
         self._batches = self._rows = self._placed_bytes = 0
         self._started = self._exhausted = self._closed = False
@@ -187,7 +184,7 @@ class MeshIterator(ProcessBound):
             )
         how = Circumstances(
             window,
-            Settings(0, 0, 1, self._prefetch),  # buffer 1: while `prefetch` batches wait, one more is read
+            self._settings,
             own_cores(),
             stream=True,
             gil_wait_s=self._accounts.gil_wait_s(),

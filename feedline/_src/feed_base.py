@@ -99,8 +99,7 @@ class FeedBase(ProcessBound):
     @property
     def order(self) -> Any:
         """The order of rows. `Order(shuffle=False)`: the source's own, as with Grain datasets. None: a stream."""
-        order = self._stages.access.order
-        return None if order is None else order.shown
+        return self._stages.access.shown_order
 
     @property
     def epochs(self) -> int | None:
@@ -172,8 +171,7 @@ class FeedBase(ProcessBound):
         state is a few integers and the spec of a row: under 1 KB for up to some twenty leaves.
         """
         (step, cursor, lanes), stages = self._delivered, self._stages
-        if stages.plan.lanes and not lanes:  # no lane has begun
-            lanes = dict.fromkeys(str(lane) for lane in stages.access.form.part.lanes)
+        lanes = lanes or dict.fromkeys(map(str, stages.access.form.part.lanes))  # None: no lane has begun
         writers = [processes[0] for processes in stages.plan.lane_owners]
         return states.make(step, cursor, stages.fingerprint, lanes, writers)
 
@@ -204,9 +202,8 @@ class FeedBase(ProcessBound):
             or contradicts itself.
         """
         sizes, step, cursor = self._after(state, allow)
-        (part,), lanes = self._stages.plan.reads, None
-        if self._stages.plan.lanes:
-            lanes = states.check_lanes(state, self._stages.plan.lanes, [str(lane) for lane in part.lanes])
+        plan = self._stages.plan
+        lanes = states.check_lanes(state, plan.lanes, [str(lane) for lane in plan.reads[0].lanes])
         self._go_to(Delivered(step, cursor, lanes), sizes)
 
     def _after(self, state: Mapping[str, Any], allow: Collection[str]) -> tuple[Sizes, int, Cursor]:
@@ -235,10 +232,6 @@ class FeedBase(ProcessBound):
         if max(epoch, position) >= 1 << 63:
             raise ValueError(
                 f"seek takes an epoch and a position below 2^63, got epoch {epoch}, position {position}"
-            )
-        if position and self._stages.plan.lanes:
-            raise ValueError(
-                f"a stream can seek to the start of an epoch only, got position {position}; use set_state"
             )
         states.check_position(position, self._stages.fingerprint["rows"])
         self._go_to(Delivered(self._delivered.step, Cursor(epoch, position), None), self._sizes)
@@ -332,7 +325,7 @@ class FeedBase(ProcessBound):
         ready = self._runs.waiting
         statistics = self._listener.statistics(self._counted, ready)
         access = self._stages.access
-        taken = () if access.order is None else access.order.taken_before(*self._delivered.cursor)
+        taken = access.order.taken_before(*self._delivered.cursor)
         return dataclasses.replace(
             statistics,
             source_epochs={each.name: each.rows / each.order.rows for each in taken if each.name} or None,
@@ -483,8 +476,7 @@ class FeedBase(ProcessBound):
     def _tune(self, settings: Settings) -> None:
         """Continue with other settings. Until the next pipeline is built, the listener keeps its proposal."""
         self._sizes = self._sizes.map(lambda stages: stages.tuned(settings))
-        # for a stream, wait, since the next iterator may share state with the present one, which may still read
-        self._stop(GRACE_S if self._running.plan.lanes else 0, reads=False)
+        self._stop(0, reads=False)  # a stream's next iterator waits until this one is read no more
 
     def _switch(self, stages: Stages) -> None:
         """Use these stages for the next pipeline, and free the idle memory of the previous ones."""
@@ -527,7 +519,7 @@ class FeedBase(ProcessBound):
     def _go_to(self, delivered: Delivered, sizes: Sizes) -> None:
         with self._single_thread:
             self._check_may_move("stays where it is")
-            sizes.at(delivered.step).access.check_cursor(delivered.cursor)
+            sizes.at(delivered.step).access.check_cursor(delivered.cursor, delivered.lanes)
             moved_from = self._moved_from or self._place()
             self._stop(GRACE_S, reads=False)
             self._loop_began = None

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from feedline._src.agreement.monitor import close_on_abort
 from feedline._src.loader.form import HostBatch
-from feedline._src.loader.random_access import LocalBatches, RandomAccess
+from feedline._src.loader.random_access import Access
 from feedline._src.loader.restarts import Restarts
 from feedline._src.options import Reading, Settings
 from feedline._src.order.schedule import Cursor
 from feedline._src.placement.place import Placed, Placement
-from feedline._src.prefetch.pipelines import HostIterator, Prefetcher, Run, Synchronous
+from feedline._src.prefetch.pipelines import HostIterator, PartialBatches, Prefetcher, Run, Synchronous
 from feedline._src.prefetch.watch import Watch
 from feedline._src.record import PlaceTimes
 from feedline._src.runtime.exit import close_at_exit
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from feedline._src.agreement.in_step import InStep, LatestValues
     from feedline._src.agreement.replicas import ReplicaCheck
     from feedline._src.bounds import Bounds
-    from feedline._src.loader.streams import Stream
     from feedline._src.plan.plan import Plan
     from feedline._src.rows.source import Source
 
+H = TypeVar("H")
 T = TypeVar("T")
 
 
@@ -52,7 +52,7 @@ class Stages:
     """
 
     plan: Plan
-    access: RandomAccess | Stream
+    access: Access
     placement: Placement
     fingerprint: dict[str, Any]
     reading: Reading
@@ -73,7 +73,6 @@ class Stages:
         if source is self.access.source:
             return self
         order = source.order_for(None)
-        assert isinstance(self.access, RandomAccess)  # a stream has no weights
         access = dataclasses.replace(self.access, source=source, order=order)
         fingerprint = {**self.fingerprint, "order": {**self.fingerprint["order"], **order.as_json()}}
         return dataclasses.replace(self, access=access, fingerprint=fingerprint)
@@ -124,27 +123,21 @@ def run_of(
     stages: Stages, after: Cursor, lanes: dict[str, Any] | None, place: Callable[[HostBatch], Placed]
 ) -> Run[Placed]:
     """A pipeline for the batches after a cursor. `lanes`: the states of a stream's iterators at the cursor."""
-    access, settings = stages.access, stages.settings
-    watch = Watch(stages.reading)
-    if settings.workers and isinstance(access, RandomAccess):
+    settings, watch = stages.settings, Watch(stages.reading)
+    if settings.workers and (access := stages.access.for_workers) is not None:
         from feedline._src.loader.workers import WorkerBatches
 
         workers = WorkerBatches(access, after, settings, stages.restarts)
         watch.on_stall, watch.on_stop = workers.end_stuck_workers, workers.stop_waiting
         return run_over(workers, place, settings, watch)
-    return run_over(access.open(after, lanes, settings, watch), place, settings, watch)
+    return run_over(stages.access.open(after, lanes, settings, watch), place, settings, watch)
 
 
-def run_over(
-    batches: LocalBatches | HostIterator[HostBatch],
-    place: Callable[[HostBatch], T],
-    settings: Settings,
-    watch: Watch,
-) -> Run[T]:
+def run_over(batches: HostIterator[H], place: Callable[[H], T], settings: Settings, watch: Watch) -> Run[T]:
     """A pipeline that places batches ahead of the consumer, or with `prefetch=0` on the consumer's thread."""
     if not settings.prefetch:
         return Synchronous(batches, place, watch)
-    if isinstance(batches, LocalBatches):
+    if isinstance(batches, PartialBatches):
         threads, ahead = max(1, settings.threads), settings.buffer + 1
         return Prefetcher(batches, place, settings.prefetch, watch, threads=threads, ahead=ahead)
     return Prefetcher.of_iterator(batches, place, settings.prefetch, watch)

@@ -41,7 +41,7 @@ def make(
         "position": cursor.position,
         "fingerprint": copy.deepcopy(dict(fingerprint)),
     }
-    return state if lanes is None else {**state, "lanes": copy.deepcopy(dict(lanes)), "writers": list(writers)}
+    return state if not lanes else {**state, "lanes": copy.deepcopy(dict(lanes)), "writers": list(writers)}
 
 
 def check(state: Any, fingerprint: Mapping[str, Any], allow: Collection[str]) -> tuple[int, Cursor]:
@@ -120,17 +120,19 @@ def check_position(position: int, rows: int | None, name: str = "position") -> N
 
 
 def check_lanes(state: Mapping[str, Any], count: int, needed: Collection[str]) -> dict[str, Any] | None:
-    """Validate and return Grain's states of a stream's lanes; None at the start of an epoch.
+    """Validate and return Grain's states of a stream's lanes; None at the start of an epoch, or without lanes.
 
     Args:
-      state: of a stream, accepted by `check`.
-      count: the number of all lanes.
+      state: accepted by `check`.
+      count: the number of all lanes; 0: the state of no stream.
       needed: the lanes that this process reads.
 
     Raises:
       ValueError: the state is inconsistent, or lacks a lane.
     """
     lanes, position = state.get("lanes"), state["position"]
+    if not count:
+        return None
     if position and not lanes:
         raise ValueError("the state of a stream must hold its lanes, and this one has none; restore it whole")
     lanes = lanes or {}

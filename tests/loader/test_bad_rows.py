@@ -259,7 +259,7 @@ def test_every_split_into_processes_takes_the_same_rows(data):
     )
     for form in forms:
         one, buffers = SingleOrder(Order(SEED), n), BatchBuffers(form, 2)
-        access = RandomAccess(UserSource(source), one, schedule, form, buffers)
+        access = RandomAccess(UserSource(source), one, form, buffers, schedule)
         batches = LocalBatches(access, start, data.draw(st.integers(1, 3)))
         parts = data.draw(st.permutations(range(batches.parts)))
         (batch,) = [one for one in [batches.read(0, part) for part in parts] if one]

@@ -22,7 +22,7 @@ BATCH = 16
 
 def access_of(source, order, form):
     schedule = Schedule(40, BATCH, "wrap", None)
-    return RandomAccess(source, SingleOrder(order, 40), schedule, form, BatchBuffers(form, 2))
+    return RandomAccess(source, SingleOrder(order, 40), form, BatchBuffers(form, 2), schedule)
 
 
 SOURCE = {

@@ -123,7 +123,7 @@ class FeedListener(Accounts):
             own_cores(),
             stream=bool(stages.plan.lanes),
             gil_wait_s=self.gil_wait_s(),
-            may_use_workers=stages.access.may_use_workers,
+            may_use_workers=stages.access.for_workers is not None,
             process=jax.process_index(),
             found=self._tunable,
             searching=tuner is not None and not tuner.settled,

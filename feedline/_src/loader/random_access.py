@@ -1,18 +1,18 @@
 """Reads batches of rows with random access: any thread or worker process can read any part of any batch.
 
 A *delivery* is one batch, or `steps_per_call` batches that are delivered at once. Deliveries are numbered from 0;
-delivery 0 begins at a cursor, the *origin*. A delivery is read in parts. `PartWriter` writes a part; `streams.py`
-uses it, too.
+delivery 0 begins at a cursor, the *origin*. A delivery is read in parts. `Access` and `PartWriter`, which writes a
+part, are also the base classes of `streams.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError
 from feedline._src.loader.form import HostBatch, LocalForm, Progress
@@ -148,34 +148,84 @@ class PartWriter:
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomAccess:
-    """Computes which rows each batch contains, and reads parts of batches. The arithmetic on cursors is pure.
+class Access:
+    """How a feed reads its rows. The defaults are those of a stream. The arithmetic on cursors is pure.
+
+    Attributes:
+      source: of a stream, its first item.
+      jax_settings: JAX's settings of the thread that builds the feed.
+    """
+
+    source: Source
+    order: RowOrder
+    form: LocalForm
+    buffers: BatchBuffers
+    jax_settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread, kw_only=True)
+
+    def open(self, after: Cursor, lanes: Mapping[str, Any] | None, settings: Settings, watch: Progress) -> Any:
+        """The process-local batches after a cursor. `lanes`: the states of a stream's iterators at the cursor."""
+        raise NotImplementedError
+
+    @property
+    def for_workers(self) -> RandomAccess | None:
+        """This access, if worker processes can read by it; else None."""
+        return None
+
+    @property
+    def shown_order(self) -> Any:
+        """The value of `Feed.order`."""
+        return None
+
+    def check_cursor(self, cursor: Cursor, lanes: Mapping[str, Any] | None = None) -> None:
+        """Raise ValueError if no batch can start at a cursor. `lanes`: as in `open`."""
+        if cursor.position and lanes is None:
+            raise ValueError(
+                f"a stream can seek to the start of an epoch only, got position {cursor.position}; use set_state"
+            )
+
+    def next_cursor(self, after: Cursor) -> Cursor:
+        """The cursor at which the next batch starts; `after` itself if this is unknown, or the pass is over."""
+        return after
+
+    def next_pass(self, after: Cursor) -> Cursor:
+        """The cursor at which the next pass starts."""
+        raise NotImplementedError
+
+    def steps_per_epoch(self) -> int:
+        """The number of batches in an epoch. TypeError: it is unknown."""
+        raise TypeError("a stream does not know its length before its end, so steps per epoch are unknown")
+
+    def rows_of(self, after: Cursor) -> Indices:
+        """The row indices of the batch after a cursor, -1 for padding; [steps, B] with several steps per call."""
+        raise TypeError("a stream has no row indices: its rows are known only by reading it")
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomAccess(Access):
+    """Computes which rows each batch contains, and reads parts of batches.
 
     The schedule maps a batch to positions, the order maps positions to rows, and the form selects this process's
     part of the batch.
     """
 
-    source: Source
-    order: RowOrder
     schedule: Schedule
-    form: LocalForm
-    buffers: BatchBuffers
     steps_per_call: int = 1
-    jax_settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
 
     @property
-    def may_use_workers(self) -> bool:
-        return self.steps_per_call == 1 and self.source.picklable
+    def for_workers(self) -> RandomAccess | None:
+        return self if self.steps_per_call == 1 and self.source.picklable else None
+
+    @property
+    def shown_order(self) -> Any:
+        return self.order.shown
 
     def open(
-        self, after: Cursor, lanes: dict[str, Any] | None, settings: Settings, watch: Progress
+        self, after: Cursor, lanes: Mapping[str, Any] | None, settings: Settings, watch: Progress
     ) -> LocalBatches:
-        """Return the process-local batches after a cursor. Threads of this process read them."""
         # with more threads than `buffer`, batches are divided into parts, so that all threads work
         return LocalBatches(self, after, max(1, -(-settings.threads // settings.buffer)))
 
     def next_cursor(self, after: Cursor) -> Cursor:
-        """The cursor at which the next batch starts; `after` itself if the pass is over."""
         return self.schedule.batch_at(after, 0) if self.schedule.batches_from(after) else after
 
     def next_pass(self, after: Cursor) -> Cursor:
@@ -184,14 +234,12 @@ class RandomAccess:
     def steps_per_epoch(self) -> int:
         return self.schedule.steps_per_epoch
 
-    def check_cursor(self, cursor: Cursor) -> None:
-        """Raise ValueError if the number of batches left in the pass is not a multiple of the steps per call."""
+    def check_cursor(self, cursor: Cursor, lanes: Mapping[str, Any] | None = None) -> None:
         self.order.taken_before(*cursor)  # raises if 2^63 rows or more of a mixture's source precede the cursor
         for problem in self.schedule.refused_steps(cursor, self.steps_per_call):
             raise ValueError(problem)
 
-    def rows_of(self, after: Cursor) -> npt.NDArray[np.int64]:
-        """The row indices of the batch after a cursor, -1 for padding; [steps, B] with several steps per call."""
+    def rows_of(self, after: Cursor) -> Indices:
         if not self.schedule.batches_from(after):  # the pass is over, though a "wrap" pass may have rows left
             after = self.next_pass(after)
         self.check_cursor(after)

@@ -14,22 +14,21 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import FeedError, ProcessError, RowError, as_arguments
-from feedline._src.loader.form import HostBatch, LocalForm, Progress
-from feedline._src.loader.random_access import PartClock, PartWriter
-from feedline._src.loader.staging import BatchBuffers
+from feedline._src.loader.form import HostBatch, Progress
+from feedline._src.loader.random_access import Access, PartClock, PartWriter
 from feedline._src.options import Settings
-from feedline._src.order.schedule import BatchPositions, Cursor, Remainder
+from feedline._src.order.schedule import BatchPositions, Cursor
 from feedline._src.plan.plan import Plan
 from feedline._src.plan.shardings import Indices
 from feedline._src.rows.values import write_record
-from feedline._src.runtime.threads import JaxSettings, annotation
+from feedline._src.runtime.threads import annotation
 from feedline._src.sources.lanes import FirstItem, Lanes, lane_error, raised_by_user_code
 
 _TUPLE = "__tuple__"
@@ -42,7 +41,7 @@ class GatherReports(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Stream:
+class Stream(Access):
     """The definition of a stream's batches, and the arithmetic on its cursors.
 
     A cursor's position counts the items of all lanes together.
@@ -55,39 +54,25 @@ class Stream:
       gather: exchanges the ends of lanes with the other processes; None: this process reads every lane.
     """
 
-    source: FirstItem
-    form: LocalForm
-    buffers: BatchBuffers
+    source: Any
     plan: Plan
     epochs: int | None
     gather: GatherReports | None = None
-    jax_settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
-    order: ClassVar[None] = None
-    may_use_workers: ClassVar[bool] = False
-
-    @property
-    def lanes(self) -> int:
-        """The number of all lanes."""
-        return self.source.lanes
-
-    @property
-    def remainder(self) -> Remainder:
-        return self.plan.remainder
 
     @property
     def items(self) -> int:
         """Items of each lane in a batch."""
-        return self.plan.batch_size // self.lanes
+        return self.plan.batch_size // self.plan.lanes
 
     def exists(self, offset: int, ends: Mapping[int, int]) -> bool:
         """Whether a batch exists after `offset` items of each lane. `ends`: {ended lane: number of its items}."""
-        if self.remainder == "pad":
-            return len(ends) < self.lanes or offset < max(ends.values())
+        if self.plan.remainder == "pad":
+            return len(ends) < self.plan.lanes or offset < max(ends.values())
         return not ends or offset + self.items <= min(ends.values())
 
     def real(self, offset: int, ends: Mapping[int, int]) -> npt.NDArray[np.int64]:
         """Return int64[lanes]: the number of items of each lane in the batch after `offset` items of each lane."""
-        counts = np.full(self.lanes, self.items, np.int64)
+        counts = np.full(self.plan.lanes, self.items, np.int64)
         for lane, items in ends.items():
             counts[lane] = min(max(items - offset, 0), self.items)
         return counts
@@ -100,22 +85,8 @@ class Stream:
     ) -> StreamBatches:
         return StreamBatches(self, after, lanes or {}, watch)
 
-    def next_cursor(self, after: Cursor) -> Cursor:
-        return after
-
     def next_pass(self, after: Cursor) -> Cursor:
         return Cursor(self.end_of_pass(after) or after.epoch + 1, 0)
-
-    def steps_per_epoch(self) -> int:
-        """Raise TypeError, because the length is unknown."""
-        raise TypeError("a stream does not know its length before its end, so steps per epoch are unknown")
-
-    def rows_of(self, after: Cursor) -> npt.NDArray[np.int64]:
-        """Raise TypeError, because a stream has no row indices."""
-        raise TypeError("a stream has no row indices: its rows are known only by reading it")
-
-    def check_cursor(self, cursor: Cursor) -> None:
-        """Every cursor is valid."""
 
 
 class Report(NamedTuple):
@@ -158,9 +129,10 @@ class StreamBatches:
     def __init__(self, stream: Stream, after: Cursor, states: Mapping[str, Any], watch: Progress) -> None:
         self._stream = stream
         self._watch = watch
+        self._wraps = stream.plan.remainder == "wrap"
         self._epoch, self._last_epoch = after.epoch, stream.end_of_pass(after)
         # items of each lane before the next batch, from the start of the epoch in which the lanes were opened
-        self._offset = after.position // stream.lanes
+        self._offset = after.position // stream.plan.lanes
         self._dropped = 0  # items left out since the previous batch
         self._lanes: list[Lane] = []
         self._batches = self._read(states)
@@ -206,7 +178,7 @@ class StreamBatches:
         self._wait_for_abandoned()
         while self._epoch != self._last_epoch:
             after = Cursor(self._epoch, self._offset)
-            last_epoch = self._last_epoch if self._stream.remainder == "wrap" else self._epoch + 1
+            last_epoch = self._last_epoch if self._wraps else self._epoch + 1
             self._lanes = [
                 Lane(self._stream.source.opener, lane, after, states.get(str(lane)), last_epoch)
                 for lane in self._stream.form.part.lanes
@@ -257,7 +229,7 @@ class StreamBatches:
         found: list[HostBatch] = []
         try:
             for offset in window:
-                after = Cursor(self._epoch, (offset + window.step) * self._stream.lanes)
+                after = Cursor(self._epoch, (offset + window.step) * self._stream.plan.lanes)
                 partial = self._read_partial(after)
                 if partial is None:
                     break
@@ -269,10 +241,10 @@ class StreamBatches:
 
     def _read_partial(self, after: Cursor) -> HostBatch | None:
         """Read the next items of this process's lanes as a batch. None if a lane has too few and is not padded."""
-        clock, stream, form = PartClock(), self._stream, self._stream.form
+        clock, stream, form, first = PartClock(), self._stream, self._stream.form, self._lanes[0]
         with annotation("read"):
             taken = {lane.index: lane.take(stream.items) for lane in self._lanes}
-        if stream.remainder != "pad" and any(len(items) < stream.items for items in taken.values()):
+        if stream.plan.remainder != "pad" and any(len(items) < stream.items for items in taken.values()):
             return None
         filler = [_Item(stream.source.item, after.epoch, 0)]
         items = []
@@ -283,14 +255,14 @@ class StreamBatches:
         in_lane = np.array([item.position for item in items], np.int64)
         positions = BatchPositions(
             np.array([item.epoch for item in items], np.int64),
-            in_lane * stream.lanes + rows // stream.items,
+            in_lane * stream.plan.lanes + rows // stream.items,
             np.ones(len(items), bool),
         )
         buffers, records = stream.buffers.lease(), [item.record for item in items]
         bad = _StreamPart(form, rows, cuts, buffers, 0, clock, stream.source, records, positions).write()
         return HostBatch(
             leaves=buffers.leaves,
-            after=Cursor(self._lanes[0].epoch, self._lanes[0].position) if stream.remainder == "wrap" else after,
+            after=Cursor(first.epoch, first.position) if self._wraps else after,
             lanes={str(lane.index): lane.state() for lane in self._lanes},
             rows=0,
             dropped_rows=0,
@@ -322,7 +294,7 @@ class StreamBatches:
     def _end_epoch(self, ends: dict[int, int]) -> int:
         """Count the items that the epoch leaves out. Returns the epoch that follows."""
         following = self._epoch + 1
-        if self._stream.remainder == "wrap":
+        if self._wraps:
             self._dropped += ends[0] - self._offset
             return self._last_epoch or following
         if self._offset == 0 and not any(ends.values()):
@@ -335,8 +307,8 @@ class StreamBatches:
                 'smaller batch, or remainder="pad"',
                 stage="read",
             )
-        if self._stream.remainder == "drop":
-            self._dropped += sum(self._read_out().values()) - self._offset * self._stream.lanes
+        if self._stream.plan.remainder == "drop":
+            self._dropped += sum(self._read_out().values()) - self._offset * self._stream.plan.lanes
         return following
 
     def _read_out(self) -> dict[int, int]:

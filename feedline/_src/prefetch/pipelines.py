@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from feedline._src.errors import FeedError
 from feedline._src.prefetch.watch import Pending, Watch
@@ -91,6 +91,7 @@ class HostIterator(Protocol[H_co]):
     def close(self) -> None: ...
 
 
+@runtime_checkable
 class PartialBatches(Protocol[H_co]):
     """`count` host batches of `parts` parts each, read by any threads in any order."""
 

@@ -99,6 +99,7 @@ class FirstItem(Source):
 
     kind = "a stream"
     epoch_rows = ENDLESS
+    shuffled = False
 
     def __init__(self, lanes: Lanes) -> None:
         for lane in range(lanes.count):
