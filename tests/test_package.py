@@ -227,8 +227,7 @@ OF_FEEDLINE = {
     "formats": ["formats", "files", "rows", "runtime.exit", "errors", "options"],
     "sources": ["sources", "formats", "files", "rows", "order", "native", "runtime.exit",
                 "plan.asked", "errors", "options"],
-    "loader": ["loader", "plan", "rows", "order", "sources.lanes", "runtime.threads",
-               "record", "errors", "options"],
+    "loader": ["loader", "plan", "rows", "order", "runtime.threads", "record", "errors", "options"],
     # communication between processes, and how they join a run
     "agreement": ["agreement", "order.schedule", "plan.shardings", "errors", "options"],
     "cluster": ["cluster", "agreement", "machine", "errors", "options"],
@@ -535,7 +534,7 @@ def classes_asked_for(node):
     found = []
     if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
         found = node.args[1:]
-    elif isinstance(node, ast.Compare) and "type(" in ast.unparse(node):
+    elif isinstance(node, ast.Compare) and "type" in {getattr(one, "id", 0) for one in ast.walk(node)}:
         found = [node.left, *node.comparators]
     names = [name for each in found for name in ast.walk(each) if isinstance(name, ast.Name | ast.Attribute)]
     return {name.id if isinstance(name, ast.Name) else name.attr for name in names}

@@ -219,9 +219,7 @@ class RandomAccess(Access):
     def shown_order(self) -> Any:
         return self.order.shown
 
-    def open(
-        self, after: Cursor, lanes: Mapping[str, Any] | None, settings: Settings, watch: Progress
-    ) -> LocalBatches:
+    def open(self, after: Cursor, lanes: Any, settings: Settings, watch: Progress) -> LocalBatches:
         # with more threads than `buffer`, batches are divided into parts, so that all threads work
         return LocalBatches(self, after, max(1, -(-settings.threads // settings.buffer)))
 

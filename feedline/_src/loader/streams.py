@@ -8,7 +8,6 @@ lanes have ended. Only then are the leaf `valid` and the number of rows without 
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import itertools
 import threading
@@ -29,9 +28,6 @@ from feedline._src.plan.plan import Plan
 from feedline._src.plan.shardings import Indices
 from feedline._src.rows.values import write_record
 from feedline._src.runtime.threads import annotation
-from feedline._src.sources.lanes import FirstItem, Lanes, lane_error, raised_by_user_code
-
-_TUPLE = "__tuple__"
 
 
 class GatherReports(Protocol):
@@ -47,7 +43,8 @@ class Stream(Access):
     A cursor's position counts the items of all lanes together.
 
     Attributes:
-      source: the first item. It replaces bad items, and fills rows without an item; every process has this item.
+      source: a `FirstItem`, which opens the lanes. Its item replaces bad items, and fills rows without an item;
+        every process has it.
       plan: its `remainder` determines where an epoch ends. "drop": with the shortest lane; items left in other
         lanes are read only to count them. "pad": with the longest lane. "wrap", for one lane: batches cross its
         end. The plan's `settings.buffer` is the number of batches in a window.
@@ -80,9 +77,7 @@ class Stream(Access):
     def end_of_pass(self, after: Cursor) -> int | None:
         return None if self.epochs is None else (after.epoch // self.epochs + 1) * self.epochs
 
-    def open(
-        self, after: Cursor, lanes: Mapping[str, Any] | None, settings: Settings, watch: Progress
-    ) -> StreamBatches:
+    def open(self, after: Cursor, lanes: Any, settings: Settings, watch: Progress) -> StreamBatches:
         return StreamBatches(self, after, lanes or {}, watch)
 
     def next_pass(self, after: Cursor) -> Cursor:
@@ -134,7 +129,7 @@ class StreamBatches:
         # items of each lane before the next batch, from the start of the epoch in which the lanes were opened
         self._offset = after.position // stream.plan.lanes
         self._dropped = 0  # items left out since the previous batch
-        self._lanes: list[Lane] = []
+        self._lanes: list[Any] = []
         self._batches = self._read(states)
         self._opener = threading.current_thread()
         self._reader: threading.Thread | None = None  # feedline's thread that reads and closes this iterator
@@ -180,7 +175,7 @@ class StreamBatches:
             after = Cursor(self._epoch, self._offset)
             last_epoch = self._last_epoch if self._wraps else self._epoch + 1
             self._lanes = [
-                Lane(self._stream.source.opener, lane, after, states.get(str(lane)), last_epoch)
+                self._stream.source.open_lane(lane, after, states.get(str(lane)), last_epoch)
                 for lane in self._stream.form.part.lanes
             ]
             ends = None
@@ -246,20 +241,20 @@ class StreamBatches:
             taken = {lane.index: lane.take(stream.items) for lane in self._lanes}
         if stream.plan.remainder != "pad" and any(len(items) < stream.items for items in taken.values()):
             return None
-        filler = [_Item(stream.source.item, after.epoch, 0)]
+        filler = [(stream.source.item, after.epoch, 0)]
         items = []
         ((rows, cuts),) = form.part.calls
         for row in rows.tolist():
             of_lane = taken[row // stream.items] or filler
             items.append(of_lane[row % stream.items % len(of_lane)])  # padding repeats items of the lane
-        in_lane = np.array([item.position for item in items], np.int64)
+        records, epochs, in_lane = zip(*items, strict=True)
         positions = BatchPositions(
-            np.array([item.epoch for item in items], np.int64),
-            in_lane * stream.plan.lanes + rows // stream.items,
+            np.array(epochs, np.int64),
+            np.array(in_lane, np.int64) * stream.plan.lanes + rows // stream.items,
             np.ones(len(items), bool),
         )
-        buffers, records = stream.buffers.lease(), [item.record for item in items]
-        bad = _StreamPart(form, rows, cuts, buffers, 0, clock, stream.source, records, positions).write()
+        buffers, first_item = stream.buffers.lease(), stream.source.item
+        bad = _StreamPart(form, rows, cuts, buffers, 0, clock, first_item, list(records), positions).write()
         return HostBatch(
             leaves=buffers.leaves,
             after=Cursor(first.epoch, first.position) if self._wraps else after,
@@ -298,7 +293,7 @@ class StreamBatches:
             self._dropped += ends[0] - self._offset
             return self._last_epoch or following
         if self._offset == 0 and not any(ends.values()):
-            raise _empty_epoch(self._epoch)
+            raise self._lanes[0].empty_epoch()
         if self._offset == 0:
             lane, items = min(ends.items(), key=lambda end: end[1])
             raise FeedError(
@@ -329,17 +324,11 @@ class StreamBatches:
         return report.ends
 
 
-class _Item(NamedTuple):
-    record: Any
-    epoch: int
-    position: int
-
-
 @dataclasses.dataclass(eq=False)
 class _StreamPart(PartWriter):
     """Writes items as the rows of a batch. Positions replace row indices, which a stream does not have."""
 
-    source: FirstItem
+    first_item: Any
     records: list[Any]
     positions: BatchPositions
 
@@ -360,159 +349,10 @@ class _StreamPart(PartWriter):
 
     def _substitute(self, i: int, index: int, failure: RowError) -> int:
         """Replace a bad item by the stream's first item."""
-        self.records[i] = self.source.item
+        self.records[i] = self.first_item
         try:
             self._write(slice(i, i + 1), None)
         except RowError as again:
             again.locate(index, int(self.positions.epoch[i]), index)
             raise
         return 0
-
-
-class Lane:
-    """Reads the items of one lane after the cursor `after`. One thread at a time may use it.
-
-    Grain's iterator begins at `state`. Reading crosses the ends of epochs, and stops before epoch `last_epoch`.
-
-    Attributes:
-      epoch, position: of the next item.
-      taken: items taken since the beginning of `after`'s epoch.
-      ended: whether the lane is known to have no further item.
-    """
-
-    def __init__(self, lanes: Lanes, index: int, after: Cursor, state: Any, last_epoch: int | None) -> None:
-        self.index = index
-        self.epoch, self.position = after
-        self.taken = after.position
-        self.ended = False
-        self._lanes = lanes
-        self._last_epoch = last_epoch
-        self._state = state
-        self._iterator: Any = None
-        self._items = self._read()
-
-    def take(self, count: int) -> list[_Item]:
-        """The next `count` items; fewer at the end."""
-        items = list(itertools.islice(self._items, count))
-        self.taken += len(items)
-        self.ended = len(items) < count
-        return items
-
-    def state(self) -> Any:
-        """The state of Grain's iterator after the last item that was taken, with its tuples `marked`."""
-        return marked(self._iterator.get_state())
-
-    def close(self) -> None:
-        """End Grain's iterator."""
-        self._items.close()
-        iterator, self._iterator = self._iterator, None  # if kept, Grain's finalizers print tracebacks at exit
-        if iterator is not None:
-            iterator.close()
-
-    def _read(self) -> Generator[_Item, None, None]:
-        self._iterator = self._opened()
-        while True:
-            try:
-                record = next(self._iterator)
-            except StopIteration as stop:
-                if raised_by_user_code(stop):
-                    raise self._failed(stop) from stop
-                if self._last_epoch == self.epoch + 1:
-                    return
-                self._begin_epoch()
-                continue
-            except Exception as error:
-                raise self._failed(error) from error
-            item = _Item(record, self.epoch, self.position)
-            self.position += 1
-            yield item
-
-    def _begin_epoch(self) -> None:
-        if self.position == 0:
-            raise _empty_epoch(self.epoch)
-        self._iterator.close()
-        self._state, self.epoch, self.position = None, self.epoch + 1, 0
-        self._iterator = self._opened()
-
-    def _opened(self) -> Any:
-        try:
-            iterator = self._lanes.open(self.index)
-        except Exception as error:
-            raise self._failed(error) from error
-        if self._state is None:
-            return iterator
-        state = unmarked(self._state)
-        try:
-            if type(iterator).__module__.startswith("grain."):  # Grain itself would accept 1.5 as an index
-                check_form(state, iterator.get_state())
-            iterator.set_state(state)
-        except Exception as error:
-            iterator.close()
-            if isinstance(error, OSError):  # a failed read, because Grain reads items again to restore packing
-                raise self._failed(error) from error
-            raise ValueError(
-                f"lane {self.index} cannot go on from its state {repr(self._state)[:100]}: set_state of its "
-                f"iterator raised {type(error).__name__}: {str(error).rstrip('.')}. Pass the state unchanged, to "
-                "a feed over the dataset from which it was saved"
-            ) from error
-        return iterator
-
-    def _failed(self, error: Exception) -> FeedError:
-        return lane_error(self.index, self.position, self.epoch, error)
-
-
-def _empty_epoch(epoch: int) -> FeedError:
-    return FeedError(f"every epoch of a stream must have items, and epoch {epoch} has none", stage="read")
-
-
-def check_form(state: Any, fresh: Any, name: str = "it") -> None:
-    """Refuse a state whose keys or types differ from those of a new Grain iterator's state.
-
-    None is the state of an inner iterator that has not begun, or has ended. Elements of lists are not compared,
-    because interleaving stores states of different forms in the same element over time.
-
-    Raises:
-      TypeError: the state differs.
-    """
-    if fresh is None or (state is None and isinstance(fresh, dict | list | tuple)):
-        return
-    kind = type(fresh)
-    if type(state) is not kind and not (kind is int and isinstance(state, np.integer)):
-        raise TypeError(f"{name} must be of type {kind.__name__}, and is {repr(state)[:100]}")
-    if kind is dict and fresh:
-        if state.keys() != fresh.keys():
-            raise TypeError(
-                f"{name} must have the keys {sorted(fresh, key=str)}, and has {sorted(state, key=str)}"
-            )
-        for key in fresh:
-            check_form(state[key], fresh[key], key if name == "it" else f"{name}.{key}")
-
-
-def marked(state: Any) -> Any:
-    """Copy a state and mark its tuples, because JSON would turn them into lists, which Grain does not accept.
-
-    Example:
-      >>> marked({"slice": (2, 5), "index": [0]})
-      {'slice': {'__tuple__': [2, 5]}, 'index': [0]}
-    """
-    if isinstance(state, dict):
-        return {key: marked(value) for key, value in state.items()}
-    if type(state) is list:
-        return [marked(value) for value in state]
-    if type(state) is tuple:
-        return {_TUPLE: [marked(value) for value in state]}
-    return copy.deepcopy(state)
-
-
-def unmarked(state: Any) -> Any:
-    """The inverse of `marked`.
-
-    Example:
-      >>> unmarked(marked({"slice": (2, 5), "index": [0]}))
-      {'slice': (2, 5), 'index': [0]}
-    """
-    if isinstance(state, dict):
-        if state.keys() == {_TUPLE}:
-            return tuple(unmarked(value) for value in state[_TUPLE])
-        return {key: unmarked(value) for key, value in state.items()}
-    return [unmarked(value) for value in state] if type(state) is list else copy.deepcopy(state)

@@ -1,28 +1,31 @@
-"""Lanes: streams that are read side by side; the first item, which gives a stream its spec; errors of lanes."""
+"""Streams that are read side by side as lanes, the reader of a lane, and the first item, which gives the spec."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from types import FrameType
 from typing import Any, TypeGuard
 
 import grain
 import jax
+import numpy as np
 from absl import flags
 
 from feedline._src.errors import FeedError
 from feedline._src.options import checked_integer
-from feedline._src.order.schedule import ENDLESS
+from feedline._src.order.schedule import ENDLESS, Cursor
 from feedline._src.rows.source import Indices, Source
 from feedline._src.rows.spec import RowSpec
 from feedline._src.rows.values import as_arrays, digest_of, write_record
 
 MakeLane = Callable[[int, int], "grain.IterDataset[Any]"]
 """(lane, count) → the items of this lane."""
+_TUPLE = "__tuple__"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,10 +111,10 @@ class FirstItem(Source):
                 self.item = next(iterator)
                 break
             except StopIteration as stop:
-                if raised_by_user_code(stop):
-                    raise lane_error(lane, 0, 0, stop) from stop
+                if _raised_by_user_code(stop):
+                    raise _lane_error(lane, 0, 0, stop) from stop
             except Exception as error:
-                raise lane_error(lane, 0, 0, error) from error
+                raise _lane_error(lane, 0, 0, error) from error
             finally:
                 iterator.close()
         else:
@@ -119,7 +122,7 @@ class FirstItem(Source):
             raise ValueError(f"a source must have at least one row, got {found} without an item")
         self._spec = RowSpec.of(as_arrays(self.item))
         self.spec = self._spec.structs
-        self.opener, self.lanes = lanes, lanes.count
+        self._lanes, self.lanes = lanes, lanes.count
         self.opened: list[Any] = []  # the `StreamBatches` that read the lanes, in the order of their creation
         self.format = "stream" if lanes.count == 1 else f"{lanes.count} lanes"
 
@@ -132,12 +135,165 @@ class FirstItem(Source):
         """A digest of the first item. Nothing else identifies a stream before it is read."""
         return {"kind": "stream", "first": digest_of(self.item)}
 
+    def open_lane(self, index: int, after: Cursor, state: Any, last_epoch: int | None) -> Lane:
+        """A reader of one lane. Arguments as in `Lane`."""
+        return Lane(self._lanes, index, after, state, last_epoch)
+
     def read(self, rows: Indices, out: Any) -> None:
         for i in range(len(rows)):
             write_record(self.item, self._spec, jax.tree_util.tree_leaves(out), i)
 
 
-def lane_error(lane: int, items: int, epoch: int, error: Exception) -> FeedError:
+class Lane:
+    """Reads the items of one lane after the cursor `after`. One thread at a time may use it.
+
+    Grain's iterator begins at `state`. Reading crosses the ends of epochs, and stops before epoch `last_epoch`.
+
+    Attributes:
+      epoch, position: of the next item.
+      taken: items taken since the beginning of `after`'s epoch.
+      ended: whether the lane is known to have no further item.
+    """
+
+    def __init__(self, lanes: Lanes, index: int, after: Cursor, state: Any, last_epoch: int | None) -> None:
+        self.index = index
+        self.epoch, self.position = after
+        self.taken = after.position
+        self.ended = False
+        self._lanes = lanes
+        self._last_epoch = last_epoch
+        self._state = state
+        self._iterator: Any = None
+        self._items = self._read()
+
+    def take(self, count: int) -> list[tuple[Any, int, int]]:
+        """The next `count` items; fewer at the end. Of each: the record, its epoch, and its position there."""
+        items = list(itertools.islice(self._items, count))
+        self.taken += len(items)
+        self.ended = len(items) < count
+        return items
+
+    def state(self) -> Any:
+        """The state of Grain's iterator after the last item that was taken, with its tuples `marked`."""
+        return marked(self._iterator.get_state())
+
+    def empty_epoch(self) -> FeedError:
+        """The error to raise if the epoch has no items."""
+        return FeedError(f"every epoch of a stream must have items, and epoch {self.epoch} has none", stage="read")
+
+    def close(self) -> None:
+        """End Grain's iterator."""
+        self._items.close()
+        iterator, self._iterator = self._iterator, None  # if kept, Grain's finalizers print tracebacks at exit
+        if iterator is not None:
+            iterator.close()
+
+    def _read(self) -> Generator[tuple[Any, int, int], None, None]:
+        self._iterator = self._opened()
+        while True:
+            try:
+                record = next(self._iterator)
+            except StopIteration as stop:
+                if _raised_by_user_code(stop):
+                    raise self._failed(stop) from stop
+                if self._last_epoch == self.epoch + 1:
+                    return
+                self._begin_epoch()
+                continue
+            except Exception as error:
+                raise self._failed(error) from error
+            item = record, self.epoch, self.position
+            self.position += 1
+            yield item
+
+    def _begin_epoch(self) -> None:
+        if self.position == 0:
+            raise self.empty_epoch()
+        self._iterator.close()
+        self._state, self.epoch, self.position = None, self.epoch + 1, 0
+        self._iterator = self._opened()
+
+    def _opened(self) -> Any:
+        try:
+            iterator = self._lanes.open(self.index)
+        except Exception as error:
+            raise self._failed(error) from error
+        if self._state is None:
+            return iterator
+        state = unmarked(self._state)
+        try:
+            if type(iterator).__module__.startswith("grain."):  # Grain itself would accept 1.5 as an index
+                check_form(state, iterator.get_state())
+            iterator.set_state(state)
+        except Exception as error:
+            iterator.close()
+            if isinstance(error, OSError):  # a failed read, because Grain reads items again to restore packing
+                raise self._failed(error) from error
+            raise ValueError(
+                f"lane {self.index} cannot go on from its state {repr(self._state)[:100]}: set_state of its "
+                f"iterator raised {type(error).__name__}: {str(error).rstrip('.')}. Pass the state unchanged, to "
+                "a feed over the dataset from which it was saved"
+            ) from error
+        return iterator
+
+    def _failed(self, error: Exception) -> FeedError:
+        return _lane_error(self.index, self.position, self.epoch, error)
+
+
+def check_form(state: Any, fresh: Any, name: str = "it") -> None:
+    """Refuse a state whose keys or types differ from those of a new Grain iterator's state.
+
+    None is the state of an inner iterator that has not begun, or has ended. Elements of lists are not compared,
+    because interleaving stores states of different forms in the same element over time.
+
+    Raises:
+      TypeError: the state differs.
+    """
+    if fresh is None or (state is None and isinstance(fresh, dict | list | tuple)):
+        return
+    kind = type(fresh)
+    if type(state) is not kind and not (kind is int and isinstance(state, np.integer)):
+        raise TypeError(f"{name} must be of type {kind.__name__}, and is {repr(state)[:100]}")
+    if kind is dict and fresh:
+        if state.keys() != fresh.keys():
+            raise TypeError(
+                f"{name} must have the keys {sorted(fresh, key=str)}, and has {sorted(state, key=str)}"
+            )
+        for key in fresh:
+            check_form(state[key], fresh[key], key if name == "it" else f"{name}.{key}")
+
+
+def marked(state: Any) -> Any:
+    """Copy a state and mark its tuples, because JSON would turn them into lists, which Grain does not accept.
+
+    Example:
+      >>> marked({"slice": (2, 5), "index": [0]})
+      {'slice': {'__tuple__': [2, 5]}, 'index': [0]}
+    """
+    if isinstance(state, dict):
+        return {key: marked(value) for key, value in state.items()}
+    if type(state) is list:
+        return [marked(value) for value in state]
+    if type(state) is tuple:
+        return {_TUPLE: [marked(value) for value in state]}
+    return copy.deepcopy(state)
+
+
+def unmarked(state: Any) -> Any:
+    """The inverse of `marked`.
+
+    Example:
+      >>> unmarked(marked({"slice": (2, 5), "index": [0]}))
+      {'slice': (2, 5), 'index': [0]}
+    """
+    if isinstance(state, dict):
+        if state.keys() == {_TUPLE}:
+            return tuple(unmarked(value) for value in state[_TUPLE])
+        return {key: unmarked(value) for key, value in state.items()}
+    return [unmarked(value) for value in state] if type(state) is list else copy.deepcopy(state)
+
+
+def _lane_error(lane: int, items: int, epoch: int, error: Exception) -> FeedError:
     """The error to raise if the next item of a lane cannot be read.
 
     Args:
@@ -152,7 +308,7 @@ def lane_error(lane: int, items: int, epoch: int, error: Exception) -> FeedError
     return FeedError(f"lane {lane} failed after {items} items of epoch {epoch} with {why}", stage="read")
 
 
-def raised_by_user_code(stop: StopIteration) -> bool:
+def _raised_by_user_code(stop: StopIteration) -> bool:
     """Whether `stop` is an error: raised by a user's function (of a map, filter or source) that Grain called.
 
     A StopIteration from the `__next__` of an iterator, Grain's or the user's, is the end of a stream. From any
