@@ -507,9 +507,8 @@ class FeedBase(ProcessBound):
     def _place(self) -> Place:
         stages = self._stages
         cursor = stages.access.next_cursor(self._delivered.cursor)
-        order = stages.fingerprint["order"] if stages.in_step is not None else None
-        mixed = isinstance(order, Mapping) and "phases" in order
-        return Place(self._delivered.step, *cursor, states.digest(order) if mixed else "")
+        mixed = stages.in_step is not None and stages.access.source.own_order == "mixture"
+        return Place(self._delivered.step, *cursor, states.digest(stages.fingerprint["order"]) if mixed else "")
 
     def _stop(self, timeout_s: float, *, reads: bool = True) -> str | None:
         """Give up the pipeline, and join the threads of all pipelines. `reads` and the result: see `Run.join`."""

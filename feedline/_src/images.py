@@ -99,7 +99,7 @@ def decode(
         raise ValueError(f'crop must be "center" or "random", got {crop!r}')
     scale, ratio = _checked_range("scale", scale, most=1.0), _checked_range("ratio", ratio, most=math.inf)
     opened: Any = open_source(source) if isinstance(source, str | os.PathLike) else source
-    fields = getattr(opened, "fields", None)
+    fields = opened.fields if isinstance(opened, EncodedSource) else None
     if fields is not None:
         image = _field("image", image, fields, _IMAGE_FIELDS)
         if label is not None or set(fields) & set(_LABEL_FIELDS):

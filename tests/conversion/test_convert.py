@@ -292,7 +292,7 @@ def test_a_shard_that_another_process_has_written_is_never_removed(monkeypatch):
         assert not Path(path).name.startswith("rows-")
         rmtree(path, *arguments, **options)
 
-    conversion = Conversion.of(Counted(), "out", "zarr", 100)
+    conversion = Conversion.of(open_any(Counted()), "out", "zarr", 100)
     conversion.folder.mkdir()
     conversion.convert_shard(2)
     rmtree = shutil.rmtree

@@ -190,12 +190,12 @@ def refused(options: CheckedOptions, source: SourceMetadata) -> Iterator[str]:
             )
     if source.lanes:
         yield from _refused_with_a_stream(options, source.lanes)
-    if own_order.endswith("mixture") and options.order is not None:
+    if own_order == "mixture" and options.order is not None:
         yield (
             f"a mixture has an order of its own, got order={options.order!r}; leave order=None, and give "
             "Mixture seed=..., or orders={name: Order(...)} for its sources"
         )
-    if own_order == "endless mixture" and options.epochs is not None:
+    if own_order == "mixture" and source.rows is None and options.epochs is not None:
         yield (
             f"an endless mixture has no epochs to count, got epochs={options.epochs}; leave epochs=None, or "
             'give Mixture end="first_exhausted" or "all_exhausted"'

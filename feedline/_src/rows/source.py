@@ -26,9 +26,9 @@ Cut = tuple[int, Columns, npt.NDArray[Any]]
 WillRead = Callable[[Indices, int], bool]
 """(rows, ahead): starts to fetch rows that are read `ahead` batches later. Returns False if it is too early; the
 caller tries again later."""
-OwnOrder = Literal["", "mixture", "endless mixture", "repeated"]
-"""The order that a source imposes. "": none; the source accepts any order. "mixture", "endless mixture": that of a
-`Mixture`. "repeated": the single endless epoch of a Grain dataset after `repeat()`."""
+OwnOrder = Literal["", "mixture", "repeated"]
+"""The order that a source imposes. "": none; the source accepts any order. "mixture": that of a `Mixture`.
+"repeated": the single endless epoch of a Grain dataset after `repeat()`."""
 Record = bytes | Mapping[str, Any]
 """A row as bytes, or as a mapping from the names of its fields to their values, of which at least one is bytes."""
 _MAX_LEAVES_SHOWN = 8

@@ -71,6 +71,7 @@ class Mixture(Source):
     """
 
     format = "mixture"
+    own_order: OwnOrder = "mixture"
 
     def __init__(
         self,
@@ -99,7 +100,6 @@ class Mixture(Source):
         own = each[0].spec
         self._source_leaf = len(jax.tree.leaves([own[key] for key in sorted(own) if key < _SOURCE]))
         self.spec = {**own, _SOURCE: jax.ShapeDtypeStruct((), np.int32)}
-        self.own_order: OwnOrder = "endless mixture" if end == "endless" else "mixture"
         self.picklable = all(source.picklable for source in each)
         self.positioned = any(source.positioned for source in each)
         self.reads_columns = all(source.reads_columns for source in each)

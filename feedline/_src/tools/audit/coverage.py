@@ -43,7 +43,7 @@ def measure_coverage(feed: Feed, observed: Observed) -> Observed:
     elif not settings.transformed:
         compared = _compare(feed, observed)
         covered.append(f"{compared:,} rows delivered on one device equal the rows of the source at their indices.")
-    if "mixture" in as_source(feed.options.source).own_order:
+    if as_source(feed.options.source).own_order == "mixture":
         not_covered.append("that each row comes once, since in a mixture each source has its own epochs")
         return observed
     epochs, rows = observed.states[-1]["epoch"] + 1, settings.rows

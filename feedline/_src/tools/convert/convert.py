@@ -167,7 +167,7 @@ class Conversion:
             raise ValueError(
                 f"map converts the shards in place of worker processes, got map and workers={workers}; omit one"
             )
-        if (map is not None or workers) and not getattr(self.rows.source, "picklable", True):
+        if (map is not None or workers) and not self.rows.source.picklable:
             raise TypeError(
                 "other processes cannot read arrays in the memory of this one; omit workers and map, or pass a "
                 "source of files"

@@ -33,12 +33,12 @@ class Rows:
     @classmethod
     def of(cls, source: Any) -> Rows:
         """The rows of a source that is not empty. TypeError: they cannot be converted."""
-        if getattr(source, "own_order", "") or getattr(source, "ragged_leaves", ()):
-            raise TypeError(
-                f"a conversion needs stored rows of one shape, got a {type(source).__name__}; convert "
-                "each source of a Mixture, and mix the results; keep the .npy files of a Ragged as they are"
-            )
         if not isinstance(source, EncodedSource):
+            if source.own_order or source.ragged_leaves:
+                raise TypeError(
+                    f"a conversion needs stored rows of one shape, got a {type(source).__name__}; convert "
+                    "each source of a Mixture, and mix the results; keep the .npy files of a Ragged as they are"
+                )
             dtype = _native(_row_dtype(source.spec))
             return cls(source, dtype, dtype.itemsize)
         sampled = np.unique(np.linspace(0, len(source) - 1, _SAMPLED_RECORDS).astype(np.int64))
