@@ -152,7 +152,7 @@ class Access:
     """How a feed reads its rows. The defaults are those of a stream. The arithmetic on cursors is pure.
 
     Attributes:
-      source: of a stream, its first item.
+      source, order: of a stream, its first item, and the order in which its items come.
       jax_settings: JAX's settings of the thread that builds the feed.
     """
 
