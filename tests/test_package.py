@@ -236,7 +236,7 @@ OF_FEEDLINE = {
     "bounds": ["cluster.cores", "machine", "options"],  # what the machine has
     "run": ["plan", "bounds", "rows", "loader", "placement", "prefetch", "record", "order", "agreement", "runtime",
             "options"],
-    "build": ["run", "bounds", "sources", "rows", "loader", "placement", "plan", "prefetch.watch", "order",
+    "build": ["run", "bounds", "sources", "rows", "loader", "placement", "plan", "prefetch.watch",
               "agreement", "state", "runtime.threads", "version", "feed_options", "options"],
     # listeners of a feed; runtime.exit: their threads wait inside jax; run, loader: a diagnosis runs own stages
     "listen": ["listen", "record", "run", "bounds", "loader.form", "placement.place", "prefetch", "order.schedule",

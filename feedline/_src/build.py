@@ -22,7 +22,6 @@ from feedline._src.loader.random_access import Access, RandomAccess
 from feedline._src.loader.restarts import Restarts
 from feedline._src.loader.staging import BatchBuffers
 from feedline._src.options import Settings
-from feedline._src.order.schedule import Schedule
 from feedline._src.placement.place import Placement
 from feedline._src.plan.asked import SourceMetadata, refused
 from feedline._src.plan.plan import Plan, devices_by_process, plan_of
@@ -196,8 +195,7 @@ def _stages(
         fingerprint |= {"rows": None, "order": None}  # unknown, as long as a stream is not read
         access = Stream(source, order, form, buffers, plan, options.epochs, _gather_of(plan, key))
     else:
-        schedule = Schedule(order.rows, plan.batch_size, options.remainder, options.epochs)
-        access = RandomAccess(source, order, form, buffers, schedule, steps)
+        access = RandomAccess(source, order, form, buffers, plan.schedule, steps)
     names = list(plan.leaves)
     ragged = tuple(names.index(out.leaves[i].name) for i in metadata.ragged)
     placement = Placement(plan.spec, steps * part.local_bytes, ragged)

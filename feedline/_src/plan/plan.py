@@ -159,7 +159,8 @@ class Plan:
     """What a feed will read and place, and how much memory it needs. `feedline.FeedOptions.plan` computes it.
 
     A plan starts no threads, and reads no rows, except one row if the source has no spec. Bytes are computed from
-    shapes and dtypes. They exclude the memory of the model, of the source's caches and of JAX itself.
+    shapes and dtypes, which have 64 bits only if x64 is enabled on the calling thread. They exclude the memory of
+    the model, of the source's caches and of JAX itself.
 
     Attributes:
       rows: the number of rows in an epoch. None: an epoch has no end, or a stream's end is not known yet.
@@ -180,6 +181,7 @@ class Plan:
       reads: `ProcessReads` of each process that owns a device of the sharding, or only of the requested process.
       lane_owners: for each lane of a stream, the processes that read it, ascending. The first one saves the lane.
       remainder: as in the options.
+      schedule: the batches of an epoch and of a pass; not for a stream.
       length: deliveries in a pass, as `len(feed)`: batches ÷ steps per call. None: the pass is endless, its end is
         unknown, the batch size changes, or a feed refuses the options.
       settings: `buffer`, `prefetch` and `workers` at the start; for "auto", the defaults. For a stream,
@@ -222,6 +224,7 @@ class Plan:
     reads: tuple[ProcessReads, ...]
     lane_owners: tuple[tuple[int, ...], ...]
     remainder: Remainder
+    schedule: Schedule
     length: int | None
     settings: Settings
     compared: Mapping[str, Any]
@@ -295,6 +298,9 @@ def plan_of(
         settings = settings._replace(threads=0, buffer=max(1, settings.prefetch) if apart else 1)
     asked = list(reads.values()) if process is None else [reads[process]]
     steps = options.steps_per_call
+    schedule = Schedule(source.rows or ENDLESS, given_size, options.remainder, options.epochs)
+    batches = schedule.batches_from(Cursor(0, 0))
+    known = source.rows is not None and isinstance(options.batch_size, int) and batches != ENDLESS
     return Plan(
         rows=source.rows,
         lanes=source.lanes,
@@ -311,7 +317,8 @@ def plan_of(
         reads=tuple(asked),
         lane_owners=tuple(map(tuple, lane_owners)),
         remainder=options.remainder,
-        length=None if problems else _length(source, options),
+        schedule=schedule,
+        length=batches // steps if known and not problems else None,
         settings=settings,
         compared={
             "batch_size": given_size,
@@ -331,15 +338,6 @@ def plan_of(
             settings,
         ),
     )
-
-
-def _length(source: SourceMetadata, options: CheckedOptions) -> int | None:
-    """See `Plan.length`."""
-    if source.rows is None or not isinstance(options.batch_size, int):
-        return None
-    schedule = Schedule(source.rows, options.batch_size, options.remainder, options.epochs)
-    batches = schedule.batches_from(Cursor(0, 0))
-    return None if batches == ENDLESS else batches // options.steps_per_call
 
 
 def _reads_of(
