@@ -59,10 +59,10 @@ def files(tmp_path, monkeypatch):
     np.save("label.npy", np.arange(200, dtype=np.int32) % 10)
 
 
-def run(page, section="", until=None, **more):
+def run(page, section="", until=None, language="python", **more):
     """Run all Python of a page, or of its part from one heading to another. Returns the names that it defines."""
     names = _given() | more
-    for block in _blocks(page, "python", section, until):
+    for block in _blocks(page, language, section, until):
         exec(compile(block, f"<{page}>", "exec"), names)  # not the name of a file: Grain would look up its lines
     return names
 
@@ -205,7 +205,11 @@ def test_migration(files, monkeypatch):
 
     rows = np.arange(4 * 640, dtype=np.float32).reshape(640, 4)
     Path("rows-0.tfrecord").write_bytes(encoded([row.tobytes() for row in rows]))
-    run("docs/migration.md", train_step=lambda state, batch: (state + len(batch["x"]), 0.0), state=0)
+    names = run("docs/migration.md", train_step=lambda state, batch: (state + len(batch["x"]), 0.0), state=0)
+    assert names["state"] == 640 + 2 * 640 + 20 * 64 + 640
+    before = run("docs/migration.md", "\n## From Hugging Face", language="py", **names | {"state": 0})
+    before = run("docs/migration.md", "\n## From Grain", "\n## From PyTorch", "py", **before)
+    assert before["state"] == 640 + 640
 
 
 @pytest.mark.slow

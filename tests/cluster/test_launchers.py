@@ -170,7 +170,7 @@ def test_a_job_of_several_tasks_without_srun_gets_a_hint():
         "process 0 of 1, Slurm job 2 has 4 tasks, but srun did not start this one: put srun before python"
     )
     for environ in (LONE_TASK, BATCH | {"SLURM_NTASKS": ""}, BATCH | {"SLURM_JOB_ID": ""}):
-        assert describe_single_process(environ) == "process 0 of 1, found no other"
+        assert describe_single_process(environ) == "process 0 of 1, because no launcher started other processes"
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_the_processes_of_mpirun_compute_together(launcher, joined_members, mpir
 def test_a_single_process_does_not_join(launcher, joined_members):
     done = launcher.run(*MPIRUN, "-n", 1, *launcher.member)
     assert launcher.members(done) == joined_members(1)
-    assert launcher.told(done) == ["feedline: process 0 of 1, found no other"]
+    assert launcher.told(done) == ["feedline: process 0 of 1, because no launcher started other processes"]
 
 
 @pytest.mark.parametrize("mpirun", [MPIRUN, [MPICH]], ids=["Open MPI", "MPICH"])

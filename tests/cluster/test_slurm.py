@@ -65,7 +65,7 @@ def test_the_tasks_of_srun_compute_together(launcher, joined_members, processes)
 def test_a_single_task_does_not_join(launcher, joined_members):
     done = launcher.run("srun", "-n1", *launcher.member)
     assert launcher.members(done) == joined_members(1)
-    assert launcher.told(done) == ["feedline: process 0 of 1, found no other"]
+    assert launcher.told(done) == ["feedline: process 0 of 1, because no launcher started other processes"]
 
 
 def test_a_program_in_a_shell_of_salloc_does_not_join(launcher, joined_members):

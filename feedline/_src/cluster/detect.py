@@ -52,4 +52,4 @@ def find(environ: Mapping[str, str]) -> ProcessInfo | None:
 
 def describe_single_process(environ: Mapping[str, str]) -> str:
     """The line that `initialize` prints if `find` returns None."""
-    return f"process 0 of 1, {slurm.hint(environ) or 'found no other'}"
+    return f"process 0 of 1, {slurm.hint(environ) or 'because no launcher started other processes'}"
