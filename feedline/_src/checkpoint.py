@@ -31,7 +31,7 @@ class Save(ocp.args.CheckpointArgs):
     With random access, process 0 saves the state. For a stream, processes that read lanes save the lanes' states.
     If processes save lanes at different positions, restoring the checkpoint raises an error.
 
-    Args:
+    Attributes:
       feed: a `feedline.Feed`, or any object whose `get_state` returns JSON values.
 
     Example:
@@ -58,9 +58,9 @@ class Save(ocp.args.CheckpointArgs):
 class Restore(ocp.args.CheckpointArgs):
     """Restores a feed to the state that `Save` saved, on any number of processes and devices.
 
-    Orbax returns this state as the restored item.
+    Orbax returns this state as the restored item. `Save` has an example of both classes.
 
-    Args:
+    Attributes:
       feed: a `feedline.Feed`, or any object with `set_state`.
       allow: fields of the fingerprint that may differ, as in `feed.set_state`.
 

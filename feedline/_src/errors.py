@@ -25,6 +25,11 @@ class FeedError(RuntimeError):
       row: row index in the source; for a stream, the number of the item.
       epoch, position: where that row stands in the order.
       file: the file that was read, or the folder of the checkpoints.
+
+    Example:
+      >>> error = RowError("the image is truncated", row=7, file="0.tar")
+      >>> error.row, str(error)
+      (7, 'the image is truncated [row 7, file 0.tar]')
     """
 
     def __init__(

@@ -315,11 +315,7 @@ class Feed(FeedBase):
         self.start()
 
     async def save(self, directory: Any) -> Awaitable[None]:
-        """Save the state for `orbax.checkpoint.experimental.v1`, where a feed is a checkpointable.
-
-        Args:
-          directory: Orbax's path of a folder that is being created.
-        """
+        """Save the state, called by `orbax.checkpoint.experimental.v1`, where a feed is a checkpointable."""
         state = self.get_state()  # before the feed continues
 
         async def write() -> None:

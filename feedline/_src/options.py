@@ -78,7 +78,11 @@ class Order:
 
 
 class Settings(NamedTuple):
-    """The numbers of threads, workers and batches with which a feed works. None of them changes a batch."""
+    """The numbers of threads, workers and batches with which a feed works. None of them changes a batch.
+
+    Attributes:
+      threads, workers, buffer, prefetch: as in `Reading` and `Feed`.
+    """
 
     threads: int
     workers: int
@@ -182,6 +186,10 @@ class Reading:
       check_replicas_every: with several processes, compare checksums between processes that own the same rows,
         once in this many batches; 0: never. Checksums are computed before the batch is placed, at about 1 GB/s.
       limits: what "auto" settings may use; refused if no setting is "auto".
+
+    Example:
+      >>> Reading(threads=8, bad_rows="mask", bad_rows_budget=0.01).buffer
+      2
     """
 
     threads: int | Auto | None = None

@@ -71,6 +71,9 @@ def abort(reason: str | BaseException) -> None:
 
     Args:
       reason: a sentence, or the exception.
+
+    Example:
+      >>> abort("the disk is full")  # and then sys.exit(1)
     """
     if _monitor is not None:
         _monitor.failed = True

@@ -20,7 +20,7 @@ _MAGIC = re.compile(r"[*?\[]")
 class Store:
     """How objects in a remote store are read. It holds no credentials: they come from the environment.
 
-    Args:
+    Attributes:
       cache: the folder of the cache on local disk; None: `$FEEDLINE_CACHE`, or ~/.cache/feedline. Several
         processes and jobs may share it.
       cache_bytes: the size limit of the cache; None: half of the sum of the free space and the cache's present
@@ -52,6 +52,7 @@ class Store:
 
     @property
     def folder(self) -> str:
+        """The absolute path of the cache's folder."""
         given = os.fspath(self.cache) if self.cache is not None else os.environ.get("FEEDLINE_CACHE")
         return os.path.abspath(given or os.path.expanduser("~/.cache/feedline"))
 

@@ -8,6 +8,7 @@ A metric is declared once: at the field of `Statistics` that holds its value, or
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
@@ -66,17 +67,25 @@ class Statistics:
 
     `rows` includes bad rows. `placed_bytes` counts ragged leaves at their largest length. `place_s` is the time in
     JAX's calls; transfers may take longer. The host buffers of worker processes are not counted, and neither is
-    the processor time of Grain's own threads, which is unknown. `au`, 0 to 1, is device time ÷ wall
-    time. Device time is all time except the share `wait_share` and, once known, the part of the loop's own time in
-    which the devices were idle.
+    the processor time of Grain's own threads, which is unknown. `au`, 0 to 1, is device time ÷ wall time: all time
+    except the share `wait_share` and, once known, the part of the loop's own time in which the devices were idle.
 
     `tokens` has one entry "all" or, for a mixture, one entry per source, by name. Only `feedline.Packed` and
     `feedline.Ragged` know their tokens. Rows that fill no batch count once the epoch ends. A masked
     or replaced row still counts with its own tokens: no process knows the bad rows of the others.
 
-    `stores` counts what all feeds of this process, without their workers, requested from stores: `requests`,
-    including `retries` (after an error) and `hedged` ones (sent because the first request took long);
-    `fetched_bytes`; `cached`, blocks found on local disk; `wait_s`, time for which threads waited for blocks.
+    Example:
+      >>> print(Statistics(batches=120, tokens={"web": 5000}, au=0.93))  # doctest: +ELLIPSIS
+      batches                             120
+      ...
+      au                             0.930000
+      ...
+      tokens web                        5,000
+
+    Attributes:
+      stores: what all feeds of this process, without their workers, requested from stores: `requests`, including
+        `retries` (after an error) and `hedged` ones (sent because the first request took long); `fetched_bytes`;
+        `cached`, blocks found on local disk; `wait_s`, time for which threads waited for blocks.
     """
 
     batches: int = _field("batches_total", "Global batches delivered.")
@@ -130,16 +139,7 @@ class Statistics:
     stores: dict[str, float] | None = None
 
     def __str__(self) -> str:
-        """A line for each known value.
-
-        Example:
-          >>> print(Statistics(batches=120, tokens={"web": 5000}, au=0.93))  # doctest: +ELLIPSIS
-          batches                             120
-          ...
-          au                             0.930000
-          ...
-          tokens web                        5,000
-        """
+        """A line for each known value."""
         lines = []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -173,8 +173,8 @@ _HEADROOM = Metric(
     "stage",
 )
 _FIELDS = [field for field in dataclasses.fields(Statistics) if field.metadata]
-_DESCRIBED = "".join(f"      {field.name}: {field.metadata['metric'].help}\n" for field in _FIELDS)
-Statistics.__doc__ = f"{Statistics.__doc__}\n    Attributes:\n{_DESCRIBED}"
+_DESCRIBED = "".join(f"\n  {field.name}: {field.metadata['metric'].help}" for field in _FIELDS)
+Statistics.__doc__ = inspect.cleandoc(Statistics.__doc__ or "") + _DESCRIBED
 METRICS = (
     *dict.fromkeys(field.metadata["metric"] for field in _FIELDS),
     *(_STORE_REQUESTS, *_STORES.values(), _BOUND, _HEADROOM),
@@ -235,7 +235,8 @@ def scalars(now: Statistics, before: Statistics | None = None, elapsed_s: float 
 class HasStatistics(Protocol):
     """A feed, or any other object that has statistics."""
 
-    def statistics(self) -> Statistics: ...
+    def statistics(self) -> Statistics:
+        """Return a snapshot of its counts and times."""
 
 
 def check_feed(feed: object) -> None:

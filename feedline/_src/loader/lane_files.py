@@ -66,7 +66,7 @@ def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None
 def load_lanes(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Read the state that all processes saved to `folder`. `feed.set_state` accepts it on any topology.
 
-    The result is the same on every process. If it is saved again, process 0 writes all lanes.
+    The result is the same on every process; saved again, process 0 writes all. `save_lanes` has an example.
 
     Raises:
       FileNotFoundError: the folder has no files of lanes.

@@ -122,7 +122,8 @@ class ProcessReads:
       lanes: for a stream, the lanes that the process reads.
       leaves: {name of a leaf: the part of it that the process supplies}. A part has `rows`, `columns` for each
         further axis, and `local_shape`.
-      of_rows: of `leaves`, those of a row after the transform; `own`: those that feedline adds, by name.
+      of_rows: of `leaves`, those of a row after the transform.
+      own: the names of the leaves that feedline adds.
       own_rows: the rows of each `own` leaf; None: there is none.
       by_leaf: whether the process reads of each leaf only what it places, rather than all columns of `rows`.
       calls: the reads for a batch: (ascending rows of the global batch, leaves and columns to read of them).

@@ -42,14 +42,18 @@ _ROW_SOURCE_MEMBERS = ("__len__", "spec", "identity", "read", "close")
 class Rows:
     """Epoch, position, row index and key of rows in a batch: four read-only arrays, with one value per row.
 
-    A transform gets a `Rows` as its second argument.
-
     Attributes:
       epoch: int64[k], the epoch of each row.
       position: int64[k], the row's position in the epoch's order.
       index: int64[k], the row index in the source.
       key: uint64[k], random bits, computed from (seed, epoch, position). Augmentation whose random numbers come
         from the key alone is the same on any topology.
+
+    Example:
+      >>> def flip(batch, rows):  # a transform: mirrors about half of the rows
+      ...     return np.where(rows.key[:, None] % 2 == 0, batch[:, ::-1], batch)
+      >>> flip(np.array([[1, 2], [1, 2]]), Rows(*np.arange(8).reshape(4, 2))).tolist()
+      [[2, 1], [1, 2]]
     """
 
     epoch: npt.NDArray[np.int64]

@@ -39,7 +39,7 @@ class Batches(Protocol):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Fitted:
-    """The result of `fit`.
+    """The result of `fit`, which has an example.
 
     Attributes:
       state: the last state.
@@ -58,6 +58,7 @@ class Fitted:
 
     @property
     def params(self) -> Params:
+        """The trained parameters: those of the last state."""
         return self.state.params
 
     def __repr__(self) -> str:

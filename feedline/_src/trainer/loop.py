@@ -39,6 +39,12 @@ class Progress:
       elapsed_s: wall time.
       elapsed_rows: rows finished in that time; 0 right after the first step.
       wait_s: the part of the wall time spent in the iterator, waiting for input.
+
+    Example:
+      >>> def callback(progress):
+      ...     print(f"step {progress.step}: loss {progress.loss:.2f}")
+      >>> callback(Progress(10, {"loss": 1.5}, 0, rows=640, elapsed_s=0.5, elapsed_rows=576, wait_s=0.125))
+      step 10: loss 1.50
     """
 
     step: int
@@ -51,10 +57,12 @@ class Progress:
 
     @property
     def loss(self) -> float:
+        """The loss of the last finished step; NaN before the first step of this run."""
         return self.metrics.get("loss", math.nan)
 
     @property
     def rows_per_s(self) -> float:
+        """Rows per second, over `elapsed_s`; 0 right after the first step."""
         return self.elapsed_rows / self.elapsed_s if self.elapsed_s else 0.0
 
     @property

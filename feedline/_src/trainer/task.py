@@ -27,11 +27,16 @@ _RESERVED = ("loss", "step", "rows_per_s", "wait_share")
 
 
 class State(NamedTuple):
-    """What training changes: a tree of global arrays."""
+    """What training changes: a tree of global arrays.
+
+    Attributes:
+      params, optimizer: the parameters, and the state of the optax transformation.
+      step: int32[], steps done: the same number as in the feed's state in a checkpoint.
+    """
 
     params: Params
     optimizer: Any
-    step: jax.Array  # int32 [], steps done: the same number as in the feed's state in a checkpoint
+    step: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)

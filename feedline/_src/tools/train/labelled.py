@@ -18,7 +18,12 @@ TEST_EVERY = 5
 
 
 class Labelled(NamedTuple):
-    """Two sources for `feedline.Feed`, of rows {"image": [...] of any numeric dtype, "label": 0 … classes − 1}."""
+    """Two sources for `feedline.Feed`, of rows {"image": [...] of any numeric dtype, "label": 0 … classes − 1}.
+
+    Attributes:
+      train, test: the rows to train on, and those held out.
+      classes: the number of classes.
+    """
 
     train: Source
     test: Source
