@@ -50,6 +50,7 @@ autodoc_default_options = {
     "inherited-members": "object, tuple, BaseException, FeedError, AbstractContextManager, CheckpointArgs",
     "special-members": "__len__, __iter__, __next__, __getitem__",
 }
+python_maximum_signature_line_length = 110
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_type_aliases = {  # imported only for type checkers
@@ -58,7 +59,7 @@ autodoc_type_aliases = {  # imported only for type checkers
 }
 napoleon_numpy_docstring = False
 napoleon_use_ivar = False
-napoleon_attr_annotations = False  # typed_attributes adds them
+napoleon_attr_annotations = False  # attributes_with_types adds them
 napoleon_custom_sections = [("Example", "Examples")]
 toc_object_entries_show_parents = "hide"
 
@@ -67,13 +68,14 @@ MODULES = [
     *(getattr(feedline, name) for name in ("checkpoint", "cluster", "images", "metrics", "trainer")),
 ]
 MADE_BY_FEEDLINE = ("Fitted", "Plan", "Progress", "RowSource", "Statistics")  # and all that `_src` alone exports
-FURTHER_TYPES = """
-    drop_in.MeshIterator listen.report.Report listen.report.Change listen.report.Straggler listen.diagnosis.Diagnosis
-    listen.statistics.HasStatistics listen.prometheus.MetricsServer rows.source.EncodedSource sources.decoded.Row
-    plan.plan.ProcessReads plan.shardings.LeafPlan plan.plan.Epoch order.schedule.Schedule options.Settings
-    plan.plan.Memory trainer.fitting.Batches trainer.task.State trainer.loop.Evaluation trainer.memory.Growth
-    tools.train.labelled.Labelled
-""".split()
+FURTHER_TYPES = (  # modules in `_src`
+    "drop_in.MeshIterator", "listen.report.Report", "listen.report.Change", "listen.report.Straggler",
+    "listen.diagnosis.Diagnosis", "listen.statistics.HasStatistics", "listen.prometheus.MetricsServer",
+    "rows.source.EncodedSource", "sources.decoded.Row", "plan.plan.ProcessReads", "plan.shardings.LeafPlan",
+    "plan.plan.Epoch", "order.schedule.Schedule", "options.Settings", "plan.plan.Memory",
+    "trainer.fitting.Batches", "trainer.task.State", "trainer.loop.Evaluation", "trainer.memory.Growth",
+    "tools.train.labelled.Labelled",
+)  # fmt: skip
 INTERNAL = {  # what only feedline calls
     name
     for base in (CheckedOptions, Indexed, Source, Schedule)
@@ -132,7 +134,7 @@ def docstring_to_rst(app, what, name, obj, options, lines):
 
 
 def attributes_with_types(app, what, name, obj, options, lines):
-    """Give each attribute that a docstring describes its type, and an entry of its own also in `first, last: ...`."""
+    """Give each attribute that a docstring describes an entry with its type. `first, last: ...` describes two."""
     types = get_type_hints(obj) if inspect.isclass(obj) else {}
     for i, line in reversed(list(enumerate(lines))):
         if line.startswith(".. attribute:: "):
@@ -150,7 +152,7 @@ def whole_sentence(app, what, name, obj, options, lines):
 
 
 def short_signature(app, what, name, obj, options, signature, annotation):
-    """Show types by short names, options as defaults without their fields, and what feedline makes without arguments."""
+    """Show short types, default options without fields, and classes that users do not make without arguments."""
     if what == "class" and ("._src." in name or name.rpartition(".")[2] in MADE_BY_FEEDLINE):
         return "", annotation
     if obj is feedline.FeedOptions:  # its fields, and so the names of their types, are another module's
@@ -165,9 +167,9 @@ def short_signature(app, what, name, obj, options, signature, annotation):
 
 
 def skip_internal(app, what, name, obj, skip, options):
-    """Skip what only feedline calls, modules, and fields of named tuples, which the docstring of their class describes."""
-    named = getattr(obj, "__doc__", "") or ""
-    return True if name in INTERNAL or inspect.ismodule(obj) or named.startswith("Alias for field") else None
+    """Skip what only feedline calls, modules, and docstrings that Python gives the fields of named tuples."""
+    given = (getattr(obj, "__doc__", None) or "").startswith("Alias for field number")
+    return True if given or name in INTERNAL or inspect.ismodule(obj) else None
 
 
 def hide_private_modules(app, doctree):
