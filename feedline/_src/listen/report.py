@@ -13,7 +13,16 @@ from feedline._src.listen.words import STAGES, counted, factor, milliseconds, pe
 from feedline._src.options import Settings
 
 _log = logging.getLogger("feedline")
-Bound = Literal["read", "host", "place", "compute", "loop", "straggler"]
+Bound = Literal["read", "host", "place", "compute", "loop", "machine", "straggler"]
+BOUNDS: dict[Bound, str] = {  # the meaning of each value of `Report.bound`
+    "read": "reading rows",
+    "host": "the transform, casts and copies",
+    "place": "the calls that place batches, and transfers",
+    "compute": "the training step, input is fast enough",
+    "loop": "the program's own Python keeps the devices idle",
+    "machine": "threads of the feed wait for the GIL or a processor",
+    "straggler": "one process has slower input than the others",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,14 +58,12 @@ class Straggler:
       process: its index.
       stage: the stage in which it loses the most time: "read", "host" or "place".
       stage_s, others_s: the stage's time per batch in that process, and its median in the other processes.
-      wait_share: the share of the time in which the loop of that process waits.
     """
 
     process: int
     stage: str
     stage_s: float
     others_s: float
-    wait_share: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +73,7 @@ class Report:
     A report judges the latest 256 batches. Batches that were read before the loop began do not count.
 
     Attributes:
-      bound: what limits training: "read" (reading rows), "host" (transform, casts and copies), "place" (the calls
-        that place batches, and transfers), "compute" (the training step: input is fast enough), "loop" (the
-        program's own Python keeps the devices idle; or, if `held_up`, other threads or programs do), or
-        "straggler" (one process has slower input than the others).
+      bound: what limits training: "read", "host", "place", "compute", "loop", "machine" or "straggler": `BOUNDS`.
       au: accelerator utilisation, 0 to 1: batches × device time of a step ÷ wall time. If `idle_s` is not known,
         all of the loop's own time counts as device time.
       wait_share: the share of the time in which the devices were idle because the loop waited for a batch, or a
@@ -84,8 +88,6 @@ class Report:
       wait_s: the time in `next` while the devices were idle.
       late_s: how long the transfer of a batch continued after the loop had got the batch; 0 if not known.
       idle_s: the part of the loop's own time in which the devices computed nothing; None: not known.
-      held_up: whether the loop waits although each stage is fast enough, because threads of the feed wait for the
-        GIL or for a processor.
       stages_s: for "read", "transform", "stage" and "place", the thread-seconds per batch.
       cpu_s: processor seconds per batch, summed over the threads that made the batch.
       batches: how many batches were judged.
@@ -113,7 +115,6 @@ class Report:
     settings: Mapping[str, int]
     tuning: Sequence[str] = ()
     idle_s: float | None = None
-    held_up: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """The attributes as JSON values."""
@@ -126,18 +127,16 @@ class Report:
         if (slow := self.straggler) is not None:
             return (
                 f"process {slow.process} holds up the others: its {STAGES[slow.stage]} takes "
-                f"{milliseconds(slow.stage_s)} ms a batch, and {milliseconds(slow.others_s)} ms in the others; "
-                f"its loop waits for input {percent(slow.wait_share)} of the time"
+                f"{milliseconds(slow.stage_s)} ms a batch, and {milliseconds(slow.others_s)} ms in the others; {costs}"
             )
-        if self.held_up:
-            return f"the machine is busy: threads of the feed wait for the GIL or a processor, and {costs}"
+        if self.bound == "machine":
+            return f"the machine is busy: {BOUNDS['machine']}, and {costs}"
         if self.bound == "loop":
             idle = percent((self.idle_s or 0.0) / max(1e-9, self.step_s))
-            return (
-                f"Python in the loop limits training: it leaves the devices idle for {idle} of the time, and the "
-                f"loop waits for input {percent(self.wait_share)} of the time (AU {percent(self.au)})"
-            )
-        return f"{'compute' if self.bound == 'compute' else STAGES[self.bound]} limits training: {costs}"
+            return f"Python in the loop limits training: the devices are idle for {idle} of the time, and {costs}"
+        name = "compute" if self.bound == "compute" else STAGES[self.bound]
+        fast = self.bound != "compute" and self.headroom[self.bound] > 1
+        return f"{name} limits training{', although alone it is fast enough on average' if fast else ''}: {costs}"
 
     def __str__(self) -> str:
         """The verdict, the times of the stages with their headroom, and the advice."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from feedline._src.listen.report import Bound
+from feedline._src.listen.report import BOUNDS
 
 if TYPE_CHECKING:
     from feedline._src.listen.report import Report
@@ -162,8 +162,7 @@ _STORES = {
 }
 _BOUND = Metric(
     "feedline_bound",
-    "1 for what limits training, 0 for the rest: read, host (transform, casts and copies), place, compute "
-    "(the training step), loop (the program's own Python), straggler (the slow input of one process).",
+    f"1 for what limits training, 0 for the rest. {' '.join(f'{name}: {what}.' for name, what in BOUNDS.items())}",
     "bound",
 )
 _HEADROOM = Metric(
@@ -203,7 +202,7 @@ def samples(statistics: Statistics, report: Report | None = None) -> Iterator[tu
         yield _STORE_REQUESTS, "hedge", stores["hedged"]
         yield from ((metric, "", stores[name]) for name, metric in _STORES.items())
     if report is not None:
-        yield from ((_BOUND, bound, float(bound == report.bound)) for bound in get_args(Bound))
+        yield from ((_BOUND, bound, float(bound == report.bound)) for bound in BOUNDS)
         yield from ((_HEADROOM, stage, headroom) for stage, headroom in report.headroom.items())
 
 

@@ -21,7 +21,7 @@ _MIN_CPU_S = 2e-3  # threads that need less processor time per batch cannot hold
 _MOSTLY = 0.5
 _MAX_REMAINING_WAIT = 0.9  # a change is advised if it is predicted to leave less than this share of the wait
 _MAX_BATCHES = 32  # the largest buffer, and the largest prefetch, that is advised
-_PER_STAGE: tuple[Literal["read", "host", "place"], ...] = ("read", "host", "place")
+_PER_STAGE: tuple[Bound, ...] = ("read", "host", "place")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +67,13 @@ class Circumstances:
         """For each stage, its thread-seconds per batch."""
         return {name: self.window.mean(f"{name}_s") for name in _PER_STAGE}
 
+    def batch_s(self, stages_s: Mapping[str, float]) -> dict[tuple[Bound, ...], float]:
+        """{stages that the same threads carry out in turn: their time per batch}. The largest is that of input."""
+        made: tuple[Bound, ...] = ("read", "host") if self.reader == "workers" else _PER_STAGE
+        placed_at_a_time = 1 if self.reader == "workers" else max(1, self.settings.prefetch)
+        made_s = sum(stages_s.get(name, 0.0) for name in made) / self.readers
+        return {made: made_s, ("place",): stages_s.get("place", 0.0) / placed_at_a_time}
+
     @property
     def shares_gil(self) -> bool:
         """Whether the feed's threads take turns because their own Python code holds the GIL.
@@ -87,44 +94,47 @@ class Circumstances:
 
 
 class ProcessTimes(NamedTuple):
-    """Mean times per batch in one process, which publishes them to the other processes.
+    """Mean times per batch in one process, and its own verdict, which it publishes to the other processes.
 
     Attributes:
       stages_s: thread-seconds of "read", "host" and "place".
       input_s: the time per batch if nothing but input limited this process.
-      wait_share: the share of the time in which the loop of this process waits.
+      wait_share, bound: of this process alone.
+      limits: the stages that make its loop wait in `next`; empty: none do.
     """
 
     process: int
     stages_s: Mapping[str, float]
     input_s: float
     wait_share: float
+    bound: Bound
+    limits: Sequence[Bound]
 
     @classmethod
     def of(cls, how: Circumstances) -> ProcessTimes:
-        stages_s, window = how.stages_s, how.window
-        input_s = sum(stages_s.values()) / how.readers
-        return cls(how.process, stages_s, input_s, window.wait_s / max(1e-12, window.period_s))
+        input_s = max(how.batch_s(how.stages_s).values())
+        return cls(how.process, how.stages_s, input_s, how.window.wait_share, *_bound(how))
 
 
 def judge(how: Circumstances, others: Sequence[ProcessTimes] = (), tuning: Sequence[str] = ()) -> Report:
     """The report on a feed. `others`: with several processes, the times of each, also of this one."""
-    window, alone_s, slow = how.window, _alone_s(how), straggler(others)
-    bound, held_up = _bound(how, alone_s)
+    window, slow, (bound, _) = how.window, straggler(others), _bound(how)
+    busy = [each.process for each in others if each.bound == "machine" and bound in ("compute", "loop")]
+    blamed = slow.process if slow is not None else busy[0] if busy else how.process
     compute_s = max(1e-9, window.loop_s - window.late_s)
-    headroom = {name: compute_s / max(1e-9, seconds) for name, seconds in alone_s.items()}
+    headroom = {name: compute_s / max(1e-9, seconds) for name, seconds in _alone_s(how).items()}
     headroom["compute"] = window.period_s / compute_s
     change = None
-    if slow is not None and slow.process != how.process:
-        advice = f"look at process {slow.process}: its own report says what to change"
+    if blamed != how.process:
+        advice = f"look at process {blamed}: its own report says what to change"
     else:
         if bound in _PER_STAGE and window.wait_s >= window.late_s:
             best = best_settings(how, {*Settings._fields} - how.found)
             change = None if best is None else Change.of(how.settings, *best)
-        advice = _advice(bound if slow is None else slow.stage, held_up, change, how, headroom)
+        advice = _advice(bound if slow is None else slow.stage, change, how, headroom)
     wait_share = max([window.wait_share, *(each.wait_share for each in others)])
     return Report(
-        bound=bound if slow is None else "straggler",
+        bound="straggler" if slow is not None else "machine" if busy else bound,
         au=min(window.au, 1 - wait_share),
         wait_share=wait_share,
         headroom=headroom,
@@ -142,31 +152,28 @@ def judge(how: Circumstances, others: Sequence[ProcessTimes] = (), tuning: Seque
         settings=how.settings._asdict(),
         tuning=tuning,
         idle_s=window.idle_s,
-        held_up=held_up,
     )
 
 
 def straggler(processes: Sequence[ProcessTimes]) -> Straggler | None:
-    """The process with the slowest input. None if it hardly waits, or if it is hardly slower and another waits."""
-    if len(processes) < 2:
+    """The slowest of the processes that input limits. None if it is hardly slower, and another waits, too."""
+    slowest = max((each for each in processes if each.limits), key=lambda each: each.input_s, default=None)
+    if slowest is None or len(processes) < 2:
         return None
-    slowest = max(processes, key=lambda each: each.input_s)
     others = [each for each in processes if each is not slowest]
     usual_s = statistics.median(each.input_s for each in others)
-    alike = slowest.input_s < _STRAGGLER_FACTOR * usual_s and any(each.wait_share >= LITTLE for each in others)
-    if slowest.wait_share < LITTLE or alike:
+    if slowest.input_s < _STRAGGLER_FACTOR * usual_s and any(each.wait_share >= LITTLE for each in others):
         return None
     usually_s = {stage: statistics.median(each.stages_s[stage] for each in others) for stage in _PER_STAGE}
-    stage = max(_PER_STAGE, key=lambda name: slowest.stages_s[name] - usually_s[name])
-    return Straggler(slowest.process, stage, slowest.stages_s[stage], usually_s[stage], slowest.wait_share)
+    stage = max(slowest.limits, key=lambda name: slowest.stages_s[name] - usually_s[name])
+    return Straggler(slowest.process, stage, slowest.stages_s[stage], usually_s[stage])
 
 
 def predicted_wait_s(now: Circumstances, then: Circumstances) -> float:
     """Predict the mean wait for a batch in the circumstances `then`: the largest of three waits. If batches are
     read ahead, the loop's own time is subtracted from the first two.
 
-    - Readers: the time of a batch in all stages ÷ readers, but at least its time in place ÷ `prefetch`; with
-      workers, its time in read and host ÷ workers, but at least its time in place.
+    - Threads: the largest `batch_s`.
     - Processors: the processor time of a batch ÷ cores, or all of it if Python code shares the GIL.
     - Uneven batches: see `_uneven_wait_s`. A slow batch makes the loop wait once no batch is ahead.
     """
@@ -180,9 +187,7 @@ def predicted_wait_s(now: Circumstances, then: Circumstances) -> float:
     cpu_s /= 1 if then.shares_gil else then.cores
     if then.reader == "caller":
         return max(mean_s + place_s, cpu_s)
-    each_s = max((mean_s + place_s) / then.readers, place_s / then.settings.prefetch)
-    if then.reader == "workers":
-        each_s = max(mean_s / then.readers, place_s)
+    each_s = max(then.batch_s({"read": mean_s, "place": place_s}).values())
     readers, ahead = math.ceil(then.readers / then.parts), then.settings.ahead(then.stream)
     uneven_s = _uneven_wait_s([each / then.parts for each in make_s], loop_s, readers, ahead)
     return max(0.0, each_s - loop_s, cpu_s - loop_s, uneven_s)
@@ -207,28 +212,27 @@ def _uneven_wait_s(make_s: Sequence[float], loop_s: float, readers: int, ahead: 
 
 def _alone_s(how: Circumstances) -> dict[str, float]:
     """For each stage, the time between two batches if there were no other stage."""
-    window = how.window
-    alone_s = {name: seconds / how.readers for name, seconds in how.stages_s.items()}
-    if how.reader == "workers":  # one thread places the batches of all workers
-        alone_s["place"] *= how.readers
-    if window.late_s > LITTLE * window.loop_s:  # transfers are slower than the loop, so they count as a limit
-        alone_s["place"] = max(alone_s["place"], window.loop_s)
+    alone_s = {name: max(how.batch_s({name: seconds}).values()) for name, seconds in how.stages_s.items()}
+    if how.window.late_s > LITTLE / 2 * how.window.loop_s:  # transfers that are slower than the loop are a limit
+        alone_s["place"] = max(alone_s["place"], how.window.loop_s)
     return alone_s
 
 
-def _bound(how: Circumstances, alone_s: Mapping[str, float]) -> tuple[Bound, bool]:
-    """What limits training; and whether the feed's threads are held up, in which case no stage is to blame."""
-    window = how.window
+def _bound(how: Circumstances) -> tuple[Bound, Sequence[Bound]]:
+    """What limits training; and the stages that make the loop wait in `next`, if any do."""
+    window, pools_s = how.window, how.batch_s(how.stages_s)
+    slowest = max(pools_s, key=pools_s.__getitem__)
     if window.wait_share < LITTLE:
-        return "loop" if (window.idle_s or 0.0) > _MOSTLY * window.loop_s else "compute", False
-    if window.late_s > window.wait_s:
-        return "place", False
-    if how.reader != "caller" and sum(alone_s.values()) < window.loop_s:
-        # the loop waits although all stages, one after the other, take less time than the loop
+        return "loop" if (window.idle_s or 0.0) > _MOSTLY * window.loop_s else "compute", ()
+    if window.late_s > window.wait_s or pools_s[slowest] < window.loop_s <= _alone_s(how)["place"]:
+        return "place", ()
+    if how.reader != "caller" and pools_s[slowest] < window.loop_s:  # the loop waits, although input is faster
         waits_for_gil = how.gil_wait_s > _MAX_GIL_WAIT_S and not how.shares_gil
         if waits_for_gil or predicted_wait_s(how, how) < _MOSTLY * window.wait_s:
-            return "loop", True
-    return max(_PER_STAGE, key=alone_s.__getitem__), False
+            return "machine", ()
+        slowest = "read", "host"  # some batches take long
+        return max(slowest, key=lambda name: max(getattr(batch, f"{name}_s") for batch in window.batches)), slowest
+    return max(slowest, key=how.stages_s.__getitem__), slowest
 
 
 def best_settings(
@@ -283,11 +287,9 @@ def _changes(
             yield how.having(threads=0, workers=n)
 
 
-def _advice(
-    bound: str, held_up: bool, change: Change | None, how: Circumstances, headroom: Mapping[str, float]
-) -> str:
+def _advice(bound: str, change: Change | None, how: Circumstances, headroom: Mapping[str, float]) -> str:
     window = how.window
-    if held_up and bound == "loop":
+    if bound == "machine":
         return (
             f"no setting helps: a batch needs {milliseconds(window.mean('cpu_s'))} ms of processor time, but a "
             f"thread that gives up the GIL gets it back only {milliseconds(how.gil_wait_s)} ms later; look for "
