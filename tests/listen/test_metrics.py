@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import feedline
+from feedline._src.listen.report import BOUNDS, Bound, Report
 from feedline._src.listen.statistics import METRICS, Statistics, samples, scalars
 from feedline._src.trainer import logs
 from feedline.trainer import TensorBoardLog
@@ -60,8 +61,7 @@ def test_a_report_adds_what_limits_training_and_the_headroom(feed):
     report = feed.report()
     values = {(m.name, label): value for m, label, value in samples(feed.statistics(), report)}
     bounds = {label: value for (name, label), value in values.items() if name == "feedline_bound"}
-    assert bounds.pop(report.bound) == 1.0
-    assert [*bounds.values()] == [0.0] * 5
+    assert bounds == {**dict.fromkeys(BOUNDS, 0.0), report.bound: 1.0}
     headroom = {label: value for (name, label), value in values.items() if name == "feedline_headroom_ratio"}
     assert headroom == report.headroom
 
@@ -126,6 +126,15 @@ def test_the_page_lists_all_metrics_and_no_others():
     tags = {f"feedline/{name}" for name in re.findall(r"`feedline/([\w/]+)`", PAGE)}
     assert tags <= scalars(FULL, Statistics(), 1.0).keys()
     assert tags
+
+
+def test_each_bound_is_in_the_type_the_docstring_the_page_and_the_dashboard():
+    assert Bound.__args__ == (*BOUNDS,)
+    assert re.findall(r'"(\w+)"', re.search(r" bound: .*", Report.__doc__)[0]) == [*BOUNDS]
+    assert re.findall(r'^\| `"(\w+)"`', PAGE, re.MULTILINE) == [*BOUNDS]
+    (panel,) = (panel for panel in PANELS if panel["title"] == "What limits training")
+    assert panel["description"] == " ".join(f"{bound}: {meaning}." for bound, meaning in BOUNDS.items())
+    assert "bound=" not in panel["targets"][0]["expr"]  # none is left out
 
 
 # --- examples/grafana.json, checked without Grafana ---

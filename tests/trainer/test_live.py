@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 import feedline
+from feedline._src.listen.report import BOUNDS
 from feedline._src.listen.statistics import Statistics
 from feedline._src.trainer import live as live_module
 from feedline.trainer import LiveLine, Progress
@@ -57,8 +58,8 @@ FEW = Statistics(batches=1, rows=128, placed_bytes=128 * 200)
         (FIRST, 2000, None, "step 1 of 2,000 | loss 2.3000"),
         (FIRST, None, feed_of(), "step 1 | loss 2.3000"),
         (LATER, 2000, None, WHOLE.replace("41% | read limits | 1.6 GB/s", "5%")),
-        (LATER, 2000, feed_of(), WHOLE),
         (LATER, 2000, feed_of(FEW, ValueError()), WHOLE.replace("41% | read limits | 1.6 GB/s", "5% | 12.8 MB/s")),
+        *((LATER, 2000, feed_of(bound=bound), WHOLE.replace("read", bound)) for bound in BOUNDS),
         (LATER, 2000, feed_of(bound=RuntimeError("a defect")), WHOLE.replace(" | read limits", "")),
     ],
 )

@@ -73,7 +73,7 @@ class Report:
     A report judges the latest 256 batches. Batches that were read before the loop began do not count.
 
     Attributes:
-      bound: what limits training: "read", "host", "place", "compute", "loop", "machine" or "straggler": `BOUNDS`.
+      bound: what limits training: "read", "host", "place", "compute", "loop", "machine" or "straggler".
       au: accelerator utilisation, 0 to 1: batches × device time of a step ÷ wall time. If `idle_s` is not known,
         all of the loop's own time counts as device time.
       wait_share: the share of the time in which the devices were idle because the loop waited for a batch, or a
@@ -127,7 +127,7 @@ class Report:
         if (slow := self.straggler) is not None:
             return (
                 f"process {slow.process} holds up the others: its {STAGES[slow.stage]} takes "
-                f"{milliseconds(slow.stage_s)} ms a batch, and {milliseconds(slow.others_s)} ms in the others; {costs}"
+                f"{milliseconds(slow.stage_s)} ms a batch, {milliseconds(slow.others_s)} ms in the others; {costs}"
             )
         if self.bound == "machine":
             return f"the machine is busy: {BOUNDS['machine']}, and {costs}"
