@@ -184,7 +184,7 @@ class Feed(FeedBase):
         if len(self._runs.alive) > 1:
             self._runs.remove_ended(self._run)
         steps = self._options.steps_per_call
-        if self._sizes.changes and self._diagnosed is None and self._stages is not self._running:
+        if self._sizes.changes and self._stages is not self._running:
             self._stop(0, reads=False)
         if (proposal := self._listener.proposal) is not None:
             self._tune(proposal)
@@ -207,7 +207,7 @@ class Feed(FeedBase):
             delivered.step, before.cursor, rows, bad, counted.own_rows,
         )  # fmt: skip
         self._listener.delivered(record)
-        if self._running.in_step is not None and self._diagnosed is None:
+        if self._running.in_step is not None:
             self._running.in_step.batches = counted.batches // steps
         # last, and in one statement: after an interrupt, this batch is either delivered or will be read again
         self._counted, self._delivered, self._run = counted, delivered, run

@@ -278,7 +278,7 @@ class FeedBase(ProcessBound):
           >>> feed.close()
         """
         with self._single_thread:
-            self._check_may_move("stays on its mesh")
+            self._check_not_diagnosed("stays on its mesh")
             options, sizes = moved(self._sizes, self._options, sharding, self._place())
             if (bounds := sizes.first.bounds) is not None:
                 settings = bounds.within(self._stages.settings)
@@ -315,7 +315,7 @@ class FeedBase(ProcessBound):
           >>> feed.close()
         """
         with self._single_thread:
-            self._check_may_move("keeps its weights")
+            self._check_not_diagnosed("keeps its weights")
             sizes = reweighted(self._sizes, self._options, weights, self._place())
             self._stop(GRACE_S, reads=False)
             self._sizes = sizes
@@ -384,28 +384,30 @@ class FeedBase(ProcessBound):
         from feedline._src.listen.diagnosis import DiagnosingPipeline, Diagnosis
 
         steps = checked_integer("steps", steps, at_least=1, at_most=MAX_COUNT)
-        if self._diagnosed is not None:
-            raise ValueError("this feed is being diagnosed already; leave that context first")
         with self._single_thread:
-            self._check_open()
+            self._check_not_diagnosed("is not diagnosed again")
             self._switch(self._stages)
-            listener = FeedListener(dataclasses.replace(self._running, bounds=None))  # no bounds, so no tuning
-            diagnosis, delivered = Diagnosis(), self._delivered
-            pipeline = DiagnosingPipeline(
-                self._running, delivered.cursor, delivered.lanes, listener, steps, diagnosis, over
-            )
+            # one batch size, no tuning, and no counts that other processes compare
+            stages = dataclasses.replace(self._running, bounds=None, in_step=None)
+            sizes = dataclasses.replace(self._sizes, by_step=((0, stages),))
+            diagnosis, delivered, listener = Diagnosis(), self._delivered, FeedListener(stages)
+            after, lanes = delivered.cursor, delivered.lanes
+            pipeline = DiagnosingPipeline(stages, after, lanes, listener, steps, diagnosis, over)
             self._stop(GRACE_S, reads=False)
             self._listener.interrupted()  # the diagnosis is not the loop's own time
-        before = (delivered, self._exhausted, self._counted, self._listener, self._loop_began)
+        before = (delivered, self._exhausted, self._counted, self._loop_began)
+        used = (self._sizes, self._running, self._listener)
         try:
-            self._diagnosed, self._listener, self._loop_began, self._exhausted = pipeline, listener, None, False
-            self._runs.add(pipeline, workers=self._running.settings.workers > 0)
+            self._sizes, self._running, self._listener = sizes, stages, listener
+            self._diagnosed, self._loop_began, self._exhausted = pipeline, None, False
+            self._runs.add(pipeline, workers=stages.settings.workers > 0)
             self._run = pipeline
             yield diagnosis
             pipeline.finish()
         finally:
             # first, because an interrupt may come while threads are stopped
-            self._delivered, self._exhausted, self._counted, self._listener, self._loop_began = before
+            self._delivered, self._exhausted, self._counted, self._loop_began = before
+            self._sizes, self._running, self._listener = used
             self._diagnosed = None
             self._stop(GRACE_S, reads=False)
             pipeline.forget()
@@ -442,9 +444,7 @@ class FeedBase(ProcessBound):
           8
           >>> feed.close()
         """
-        self._check_open()
-        if self._diagnosed is not None:
-            raise ValueError("a feed that is being diagnosed cannot be traced; leave that context first")
+        self._check_not_diagnosed("is not traced")
         from feedline._src.listen.trace import traced
 
         return traced(path, self._sizes, self._listener)
@@ -496,7 +496,8 @@ class FeedBase(ProcessBound):
             if found := in_step.moved(place):
                 raise out_of_step(found)
             self._moved_from, in_step.moves = None, in_step.moves + 1  # in one statement, as in `_go_to`
-        self._moved_from = None
+        if in_step is not None:  # a diagnosis compares nothing, so a move before it is compared after it
+            self._moved_from = None
         _, cursor, lanes = self._delivered
         run = run_of(stages, cursor, lanes, stages.placer(self._listener.placed))
         self._runs.add(run, workers=stages.settings.workers > 0)
@@ -517,7 +518,7 @@ class FeedBase(ProcessBound):
 
     def _go_to(self, delivered: Delivered, sizes: Sizes) -> None:
         with self._single_thread:
-            self._check_may_move("stays where it is")
+            self._check_not_diagnosed("stays where it is")
             sizes.at(delivered.step).access.check_cursor(delivered.cursor, delivered.lanes)
             moved_from = self._moved_from or self._place()
             self._stop(GRACE_S, reads=False)
@@ -527,10 +528,10 @@ class FeedBase(ProcessBound):
             # last, and in one statement: an interrupt comes before or after it
             self._sizes, self._delivered, self._exhausted = sizes, delivered, False
 
-    def _check_may_move(self, kept: str) -> None:
+    def _check_not_diagnosed(self, rule: str) -> None:
         self._check_open()
         if self._diagnosed is not None:
-            raise ValueError(f"a feed {kept} while it is diagnosed; leave the context of diagnose first")
+            raise ValueError(f"a feed {rule} while it is diagnosed; leave the context of diagnose first")
 
     def _check_open(self) -> None:
         if self._closed:

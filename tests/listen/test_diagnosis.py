@@ -164,7 +164,7 @@ def test_wrong_use_is_an_error_with_a_fix(feed):
         pass
     with feed.diagnose(steps=40):
         next(feed)
-        with pytest.raises(ValueError, match="diagnosed already; leave that context"), feed.diagnose():
+        with pytest.raises(ValueError, match="is not diagnosed again while it is"), feed.diagnose():
             pass
         for move in (lambda: feed.seek(1), lambda: feed.set_state(feed.get_state())):
             with pytest.raises(ValueError, match="stays where it is while it is diagnosed"):

@@ -41,7 +41,7 @@ def test_one_trace_at_a_time(tmp_path):
             next(feed)
         with feed.trace(tmp_path / "b.json"):
             next(feed)
-        with feed.diagnose(steps=40), pytest.raises(ValueError, match="diagnosed cannot be traced"):
+        with feed.diagnose(steps=40), pytest.raises(ValueError, match="is not traced while it is diagnosed"):
             feed.trace(tmp_path / "c.json")
     with pytest.raises(ValueError, match="the feed is closed"):
         feed.trace(tmp_path / "c.json")
