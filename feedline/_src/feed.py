@@ -150,8 +150,7 @@ class Feed(FeedBase):
             self._diagnosed.check_further_pass()
         elif self._exhausted:
             cursor = self._stages.access.next_pass(self._delivered.cursor)
-            delivered = self._delivered._replace(cursor=cursor, lanes=None)
-            self._delivered, self._exhausted = delivered, False
+            self._delivered, self._exhausted = Delivered(self._delivered.step, cursor, None), False
         self._warn_of_partial_pass()
         return self
 

@@ -390,12 +390,11 @@ class FeedBase(ProcessBound):
             # one batch size, no tuning, and no counts that other processes compare
             stages = dataclasses.replace(self._running, bounds=None, in_step=None)
             sizes = dataclasses.replace(self._sizes, by_step=((0, stages),))
-            diagnosis, delivered, listener = Diagnosis(), self._delivered, FeedListener(stages)
-            after, lanes = delivered.cursor, delivered.lanes
+            diagnosis, listener, (_, after, lanes) = Diagnosis(), FeedListener(stages), self._delivered
             pipeline = DiagnosingPipeline(stages, after, lanes, listener, steps, diagnosis, over)
             self._stop(GRACE_S, reads=False)
             self._listener.interrupted()  # the diagnosis is not the loop's own time
-        before = (delivered, self._exhausted, self._counted, self._loop_began)
+        before = (self._delivered, self._exhausted, self._counted, self._loop_began, self._moved_from)
         used = (self._sizes, self._running, self._listener)
         try:
             self._sizes, self._running, self._listener = sizes, stages, listener
@@ -406,7 +405,7 @@ class FeedBase(ProcessBound):
             pipeline.finish()
         finally:
             # first, because an interrupt may come while threads are stopped
-            self._delivered, self._exhausted, self._counted, self._loop_began = before
+            self._delivered, self._exhausted, self._counted, self._loop_began, self._moved_from = before
             self._sizes, self._running, self._listener = used
             self._diagnosed = None
             self._stop(GRACE_S, reads=False)
@@ -496,8 +495,7 @@ class FeedBase(ProcessBound):
             if found := in_step.moved(place):
                 raise out_of_step(found)
             self._moved_from, in_step.moves = None, in_step.moves + 1  # in one statement, as in `_go_to`
-        if in_step is not None:  # a diagnosis compares nothing, so a move before it is compared after it
-            self._moved_from = None
+        self._moved_from = None
         _, cursor, lanes = self._delivered
         run = run_of(stages, cursor, lanes, stages.placer(self._listener.placed))
         self._runs.add(run, workers=stages.settings.workers > 0)

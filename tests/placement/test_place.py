@@ -108,6 +108,17 @@ def test_a_leaf_that_does_not_fit_is_named():
         sharded_like({"x": [np.zeros(8, np.uint8)]}, first)
 
 
+@pytest.mark.parametrize("sharding", [BY_ROW, BY_ROW_AND_COLUMN, REPLICATED], ids=str)
+def test_pieces_that_lie_on_their_devices_are_copied_there(sharding, monkeypatch):
+    monkeypatch.setattr(place, "_on_one_device", None)
+    given = jax.device_put(numbered((8, 4)), sharding)
+    placed = place._place_part(sharding, given.shape, False, given)
+    assert placed.sharding == sharding
+    for shard, piece in zip(placed.addressable_shards, given.addressable_shards, strict=True):
+        assert shard.data.unsafe_buffer_pointer() != piece.data.unsafe_buffer_pointer()  # a step may donate it
+        np.testing.assert_array_equal(shard.data, piece.data)
+
+
 def test_one_sharding_for_each_subtree():
     found = broadcast({"x": BY_ROW, "y": {"z": REPLICATED, "w": BY_ROW_AND_COLUMN}}, BATCH)
     assert found == {"x": BY_ROW, "y": {"z": REPLICATED, "w": [BY_ROW_AND_COLUMN] * 2}}

@@ -149,19 +149,21 @@ def _place_part(sharding: Sharding, shape: tuple[int, ...], ragged: bool, values
     if not isinstance(values, jax.Array):
         array: jax.Array = jax.make_array_from_process_local_data(sharding, values, shape)
         return array
-    if values.sharding.num_devices > 1:
-        values = _on_one_device(values)
     parts = device_parts(sharding, shape)
     devices: Collection[Any] = sharding.addressable_devices
-    held = [(device, parts[device.id]) for device in devices]
+    held = {device.id: parts[device.id] for device in devices}
     # along each axis, the starts of all parts on the devices of this process
-    starts = [sorted({start for start, _ in ranges}) for ranges in zip(*(part for _, part in held), strict=True)]
-    shards = []
-    with _on(values.device):
-        for device, part in held:
-            at = [(every.index(start), stop - start) for every, (start, stop) in zip(starts, part, strict=True)]
-            local = tuple(slice(i * size, (i + 1) * size) for i, size in at)
-            shards.append(jax.device_put(values[local], device, may_alias=False))
+    starts = [sorted({start for start, _ in ranges}) for ranges in zip(*held.values(), strict=True)]
+    local = {}  # the parts of `values` for these devices
+    for device, part in held.items():
+        at = [(every.index(start), stop - start) for every, (start, stop) in zip(starts, part, strict=True)]
+        local[device] = tuple((i * size, (i + 1) * size) for i, size in at)
+    pieces = {shard.device: shard.data for shard in values.addressable_shards}
+    if local != device_parts(values.sharding, values.shape):  # not every piece lies on its device
+        one = _on_one_device(values) if len(pieces) > 1 else values
+        with _on(one.device):
+            pieces = {device: one[tuple(slice(*along) for along in local[device.id])] for device in devices}
+    shards = [jax.device_put(pieces[device], device, may_alias=False) for device in devices]
     return jax.make_array_from_single_device_arrays(shape, sharding, shards)
 
 
