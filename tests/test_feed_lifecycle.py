@@ -1,5 +1,6 @@
 """After errors, interrupts and close, a feed has lost no batch and left no thread."""
 
+import contextlib
 import copy
 import functools
 import gc
@@ -11,6 +12,7 @@ import time
 import weakref
 from pathlib import Path
 
+import grain
 import jax
 import numpy as np
 import pytest
@@ -103,34 +105,41 @@ def test_an_error_in_the_transform_is_the_users_own():
         assert delivered + [rows_in(batch) for batch in feed] == ORDER
 
 
-def test_a_signal_while_next_waits_loses_nothing(monkeypatch):
-    source, waits, came = Rows(), threading.Event(), threading.Event()
-    source.gate.clear()
+@contextlib.contextmanager
+def sigint_once(after, hits=lambda frame: True):
+    """A context that ends by one SIGINT: once `after` is set, at a frame of this thread that `hits` accepts."""
+    came = threading.Event()
 
     def handler(number, frame):
-        if not came.is_set():
+        if hits(frame) and not came.is_set():
             came.set()
             raise KeyboardInterrupt
 
     def interrupt():
-        arrived(waits)
+        arrived(after)
         while not came.wait(0.1):  # repeated: a signal right before Python begins to wait is not handled at once
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
-    usual = signal.signal(signal.SIGINT, handler)
+    usual, interrupting = signal.signal(signal.SIGINT, handler), spawn(interrupt)
     try:
-        with feed_of(source) as feed:
-            delivered = [rows_in(next(feed)) for _ in range(3)]
-            monkeypatch.setattr(Watch, "waits", lambda watch, begin=Watch.waits: waits.set() or begin(watch))
-            interrupting = spawn(interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                next(feed)
-            interrupting.result(PATIENCE_S)
-            assert feed.get_state()["step"] == 3
-            source.gate.set()
-            assert delivered + [rows_in(batch) for batch in feed] == ORDER
+        with pytest.raises(KeyboardInterrupt):
+            yield
+        interrupting.result(PATIENCE_S)
     finally:
         signal.signal(signal.SIGINT, usual)
+
+
+def test_a_signal_while_next_waits_loses_nothing(monkeypatch):
+    source, waits = Rows(), threading.Event()
+    source.gate.clear()
+    with feed_of(source) as feed:
+        delivered = [rows_in(next(feed)) for _ in range(3)]
+        monkeypatch.setattr(Watch, "waits", lambda watch, begin=Watch.waits: waits.set() or begin(watch))
+        with sigint_once(waits):
+            next(feed)
+        assert feed.get_state()["step"] == 3
+        source.gate.set()
+        assert delivered + [rows_in(batch) for batch in feed] == ORDER
 
 
 class Interrupted(BaseException):
@@ -312,9 +321,7 @@ def test_a_closed_feed_refuses_everything_but_a_look():
 def test_a_feed_is_neither_copied_nor_pickled(way):
     with feed_of(Rows()) as feed:
         first = rows_in(next(feed))
-        with pytest.raises(
-            TypeError, match=r"neither pickled nor copied, .* set_state with this feed's get_state\(\)"
-        ):
+        with pytest.raises(TypeError, match=r"pickled nor copied, .* set_state with this feed's get_state"):
             way(feed)
         assert [first] + [rows_in(batch) for batch in feed] == ORDER
 
@@ -336,29 +343,13 @@ def test_close_while_another_thread_waits_in_next():
 
 def test_after_an_interrupt_close_waits_for_reads_again():
     """Before Python 3.13, a thread whose `join` was interrupted looked as if it had ended."""
-    source, came = Rows(), threading.Event()
+    source = Rows()
     source.gate.clear()
-
-    def handler(number, frame):
-        if sys._getframe(1).f_code.co_name == "_wait_for_tstate_lock" or sys.version_info >= (3, 13):
-            came.set()
-            raise KeyboardInterrupt
-
-    def interrupt():
-        while not came.wait(0.1):
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-
-    usual = signal.signal(signal.SIGINT, handler)
-    try:
-        feed = feed_of(source, reading=Reading(threads=1))
-        [next(feed) for _ in range(3)]
-        arrived(source.inside)
-        interrupting = spawn(interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            feed.close()
-        interrupting.result(PATIENCE_S)
-    finally:
-        signal.signal(signal.SIGINT, usual)
+    feed = feed_of(source, reading=Reading(threads=1))
+    [next(feed) for _ in range(3)]
+    joins = "_wait_for_tstate_lock"  # of Python before 3.13
+    with sigint_once(source.inside, lambda at: at.f_code.co_name == joins or sys.version_info >= (3, 13)):
+        feed.close()
     closing = spawn(lambda: feed.close(float("inf")))
     with pytest.raises(TimeoutError):
         closing.result(0.2)
@@ -398,11 +389,10 @@ def test_every_end_of_a_run_ends_its_threads(way):
     before = threading.enumerate()
     source = Rows()
     feed = feed_of(source, reading=Reading(threads=3))
-    if way == "error":
-        source.errors = [FeedError("disk")]
     if way == "end":
         assert len(list(feed)) == 8
     elif way == "error":
+        source.errors = [FeedError("disk")]
         with pytest.raises(FeedError, match="disk"):
             list(feed)
     else:
@@ -457,6 +447,20 @@ def test_without_prefetch_the_caller_does_everything():
     assert set(threading.enumerate()) <= before
 
 
+@contextlib.contextmanager
+def profiled(profile):
+    """A context in which `profile` is told of all calls on this thread, and on threads that start there."""
+    gc.disable()  # a collection's calls would count, too
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+        gc.enable()
+
+
 def test_taking_a_ready_batch_costs_the_same_calls_whatever_is_in_it():
     """Counted, not timed: the calls of Python and C functions in one `next`."""
 
@@ -473,18 +477,33 @@ def test_taking_a_ready_batch_costs_the_same_calls_whatever_is_in_it():
                 nonlocal count
                 count += event in ("call", "c_call")
 
-            gc.disable()  # a collection's calls would count, too
-            sys.setprofile(profile)
-            try:
+            with profiled(profile):
                 next(feed)
-            finally:
-                sys.setprofile(None)
-                gc.enable()
             return count
 
     counts = [calls(1, 8), calls(1, 4096), calls(20, 8)]
     assert max(counts) < 60
     assert max(counts) - min(counts) < 10  # batches that became ready out of order take some more
+
+
+ARRAYS, RECORDS = {"x": np.zeros((4096, 2), np.float32)}, grain.MapDataset.range(4096).map(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("most", "source", "transform"),
+    [(14, ARRAYS, None), (13, RECORDS.to_iter_dataset(), None), (16, RECORDS, None), (19, ARRAYS, lambda x, _: x)],
+    ids=["arrays", "stream", "records", "transform"],
+)
+def test_a_batch_passes_few_files(most, source, transform):
+    """Counts the files of feedline with functions that run while batches are delivered, on any thread."""
+    files, options = set(), {"epochs": None, "transform": transform}
+    with profiled(lambda at, *_: files.add(at.f_code.co_filename)), feed_of(source, **options) as feed:
+        for number in range(60):
+            if number == 20:  # by then, no thread computes what it keeps for the whole epoch
+                files.clear()
+            next(feed)
+        passed = [file for file in sorted(files) if file.startswith(PACKAGE)]
+    assert len(passed) <= most, passed
 
 
 def test_runs_that_were_given_up_are_let_go_of(monkeypatch):

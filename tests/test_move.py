@@ -72,10 +72,17 @@ def items(lane, count):
     return grain.MapDataset.range(1000)[lane::count].map(lambda i: {"row": np.int32(i)}).to_iter_dataset()
 
 
-@pytest.mark.parametrize("lanes", [None, 2])
-def test_streams_and_lanes_move_with_their_iterators(lanes):
-    source = items(0, 1) if lanes is None else feedline.Lanes(items, lanes)
-    with feedline.Feed(source, 24, on(8)) as feed:
+ITEMS = [{"row": np.int32(i)} for i in range(240)]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [items(0, 1), feedline.Lanes(items, 2), collections.UserList(ITEMS), grain.MapDataset.source(ITEMS)],
+    ids=["stream", "lanes", "objects", "dataset"],
+)
+def test_streams_lanes_objects_and_datasets_move(source):
+    order = feedline.Order(shuffle=False) if hasattr(source, "__len__") else None
+    with feedline.Feed(source, 24, on(8), order=order) as feed:
         moved = taken(feed, 3)
         feed.move(on(4))
         moved += taken(feed, 3)
@@ -100,17 +107,6 @@ def test_the_iterators_of_a_stream_wait_until_those_before_the_move_have_ended(m
         feed.move(on(4))
         moved += taken(feed, 5)
     assert [rows for rows, _ in moved] == np.arange(144).reshape(6, 24).tolist()
-
-
-@pytest.mark.parametrize("objects", [True, False])
-def test_objects_and_datasets_move(objects):
-    rows = [{"row": np.int32(i)} for i in range(240)]
-    source = collections.UserList(rows) if objects else grain.MapDataset.source(rows)
-    with feedline.Feed(source, 24, on(8), order=feedline.Order(shuffle=False)) as feed:
-        moved = taken(feed, 2)
-        feed.move(on(6))
-        moved += taken(feed, 2)
-    assert moved == [(list(range(24 * i, 24 * i + 24)), 8 if i < 2 else 6) for i in range(4)]
 
 
 def test_a_move_that_does_not_suit_changes_nothing():
