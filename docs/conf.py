@@ -36,6 +36,9 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_theme_options = {"show_toc_level": 2, "use_fullscreen_button": False, "navbar_persistent": []}
 
+linkcheck_retries = 3
+linkcheck_timeout = 20  # seconds for a link
+
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 nb_execution_mode = "force"

@@ -6,7 +6,7 @@ import programs
 import pytest
 
 import feedline
-from feedline._src.native.library import implementation
+from feedline._src.native import library
 from feedline._src.tools.launch import Launch
 from feedline._src.tools.main import COMMANDS, main
 from feedline._src.tools.train.command import Train
@@ -43,7 +43,14 @@ def test_help_imports_nothing_heavy(arguments):
     if arguments == ["--help"]:
         assert [name for name in COMMANDS if not any(line.startswith(f"  {name} ") for line in told)] == []
     elif arguments == ["--version"]:
-        assert told[0] == f"feedline {feedline.__version__}, columns by {implementation()}"
+        assert told[0] == f"feedline {feedline.__version__}, columns by {library.implementation()}"
+
+
+def test_a_c_library_that_does_not_load_is_replaced_by_numpy(monkeypatch):
+    monkeypatch.setenv("FEEDLINE_PURE_PYTHON", "0")
+    monkeypatch.setattr(library, "PATH", library.PATH.with_name("library.py"))
+    with pytest.warns(UserWarning, match="cannot be loaded .*, so feedline computes with NumPy"):
+        assert library.library.__wrapped__() is None
 
 
 @pytest.mark.parametrize(

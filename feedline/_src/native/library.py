@@ -7,7 +7,7 @@ import functools
 import os
 from pathlib import Path
 
-from feedline._src.errors import FeedError, RowError
+from feedline._src.errors import FeedError, RowError, warn
 
 INTERFACE = 6
 """The version of the C functions and structs that this package calls; `columns.c` has the same number."""
@@ -21,22 +21,21 @@ _MEMORY_LOST = 4  # a code of columns.c
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """Load the library. None if it was not built, or FEEDLINE_PURE_PYTHON=1 is set: then NumPy is used.
+    """Load the library. None if it was not built, does not load, or FEEDLINE_PURE_PYTHON=1 is set: NumPy is used.
 
     Raises:
-      ImportError: the library cannot be loaded, or has another interface.
+      ImportError: the library has another interface.
     """
     if os.environ.get("FEEDLINE_PURE_PYTHON", "0") not in ("", "0") or not PATH.exists():
         return None
     try:
         loaded = ctypes.CDLL(str(PATH))
-        found = int(loaded.feedline_interface())
-    except (OSError, AttributeError) as error:
-        raise ImportError(f"{PATH} cannot be loaded ({error}); {_INSTALL}") from error
+    except OSError as error:
+        warn(f"{PATH} cannot be loaded ({error}), so feedline computes with NumPy, slower; {_INSTALL}")
+        return None
+    found = int(loaded.feedline_interface())
     if found != INTERFACE:
-        raise ImportError(
-            f"{PATH} has interface {found}, and this package calls interface {INTERFACE}; {_INSTALL}"
-        )
+        raise ImportError(f"{PATH} has interface {found}, and this package calls {INTERFACE}; {_INSTALL}")
     loaded.feedline_name_lost_files()
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     loaded.feedline_gather.argtypes = (pointer, pointer, number, pointer)
