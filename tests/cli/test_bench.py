@@ -42,7 +42,7 @@ def bench(*arguments, folder):
     ("size", "options", "rows"), [(16, {}, 16), (16, {"steps_per_call": 4}, 64), ([(0, 8), (2, 16)], {}, 16)]
 )
 def test_the_limit_counts_the_rows_that_are_placed_together(size, options, rows, monkeypatch):
-    monkeypatch.setattr("feedline._src.tools.bench.feed._placing_rate", lambda batch, seconds: 1.0)
+    monkeypatch.setattr("feedline._src.tools.bench.feed._limit", lambda batch, prefetch, seconds: 1.0)
     with feedline.Feed({"x": np.zeros((64, 3), np.float32)}, size, jax.devices()[0], **options) as feed:
         found = measure_feed(feed, 0)
     assert found["limit_rows_per_s"] == rows

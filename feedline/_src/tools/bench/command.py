@@ -15,7 +15,7 @@ from feedline._src.tools.cli.options import use_cpu_devices
 if TYPE_CHECKING:
     from feedline._src.tools.bench.workload import Workload
 
-_BAR = 40  # characters
+_BAR = 32  # characters
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,8 +65,8 @@ class _Benchmark:
 class FeedBenchmark(_Benchmark):
     """Measure how fast your feed delivers, what the limit of this machine is, and how long each stage takes.
 
-    The limit is the rate of placing the same batch from host memory again and again. Run nothing else
-    meanwhile: another program on the same cores changes what is measured.
+    The limit is the rate without reads and transform: one batch in host memory is copied, placed and prefetched
+    again and again. Run nothing else meanwhile: another program on the same cores changes what is measured.
 
     Attributes:
       target: module:make_feed, imported from the current folder: make_feed(mesh) builds a feedline.Feed over a
@@ -89,10 +89,12 @@ class FeedBenchmark(_Benchmark):
         make_feed = load_make_feed(self.target, len(devices))
         with build_feed(self.target, make_feed, mesh, lambda options: options) as feed:
             found = measure_feed(feed, self.seconds)
-        _print(f"{found['rows_per_s']:,.0f} rows/s, {found['gb_per_s']:.3f} GB/s to {len(devices)} devices")
-        longest = max(found["rows_per_s"], found["limit_rows_per_s"])
-        for name, rate in (("your feed", found["rows_per_s"]), ("limit", found["limit_rows_per_s"])):
-            _print(f"{name:>10} {'█' * round(_BAR * rate / longest):<{_BAR}} {rate:,.0f} rows/s")
+        _print(f"{found['gb_per_s']:.3f} GB/s to {len(devices)} devices")
+        rate, limit = found["rows_per_s"], found["limit_rows_per_s"]
+        for name, each, share in (("feed", rate, f", {rate / limit:.0%} of the limit"), ("limit", limit, "")):
+            bar = "█" * round(_BAR * each / max(rate, limit))
+            _print(f"{name:>10} {bar:<{_BAR}} {each:,.0f} rows/s{share}")
+        _print("limit: one batch in memory, copied, placed and prefetched again and again")
         for stage in STAGES:
             _print(f"{stage.removesuffix('_s'):>10} {found[stage] * 1e3:9.3f} ms a batch")
         return {"results": found}
