@@ -1,12 +1,15 @@
 """The line of progress: what it says, how it is shortened, on a terminal and elsewhere."""
 
 import io
+import os
 import re
-import time
+import sys
+import termios
 from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 from rich.console import Console
 
@@ -21,7 +24,7 @@ LATER = Progress(
     1001, {"loss": 0.5, "accuracy": 0.9}, resumed=0, rows=128128, elapsed_s=2.0, elapsed_rows=128000, wait_s=0.1
 )
 SEEN = Statistics(batches=1000, rows=128000, placed_bytes=128000 * 25_000, au=0.02, wait_share=0.41)
-WHOLE = "step 1,001 of 2,000 | loss 0.5000 | 64,000 rows/s | wait 41% | read limits | 1.6 GB/s | accuracy 0.9000"
+WHOLE = "step 1,001 of 2,000 | loss 0.5000 | 64,000 rows/s | wait 41% | limit: read | 1.6 GB/s | accuracy 0.9000"
 
 
 def feed_of(seen=SEEN, bound="read"):
@@ -57,10 +60,10 @@ FEW = Statistics(batches=1, rows=128, placed_bytes=128 * 200)
     [
         (FIRST, 2000, None, "step 1 of 2,000 | loss 2.3000"),
         (FIRST, None, feed_of(), "step 1 | loss 2.3000"),
-        (LATER, 2000, None, WHOLE.replace("41% | read limits | 1.6 GB/s", "5%")),
-        (LATER, 2000, feed_of(FEW, ValueError()), WHOLE.replace("41% | read limits | 1.6 GB/s", "5% | 12.8 MB/s")),
+        (LATER, 2000, None, WHOLE.replace("41% | limit: read | 1.6 GB/s", "5%")),
+        (LATER, 2000, feed_of(FEW, ValueError()), WHOLE.replace("41% | limit: read | 1.6 GB/s", "5% | 12.8 MB/s")),
         *((LATER, 2000, feed_of(bound=bound), WHOLE.replace("read", bound)) for bound in BOUNDS),
-        (LATER, 2000, feed_of(bound=RuntimeError("a defect")), WHOLE.replace(" | read limits", "")),
+        (LATER, 2000, feed_of(bound=RuntimeError("a defect")), WHOLE.replace(" | limit: read", "")),
     ],
 )
 def test_the_line(progress, steps, feed, expected):
@@ -72,16 +75,18 @@ def test_names_of_metrics_are_no_markup():
     assert told(named, None) == "step 1 | loss 2.0000 | top[/5] 1.0000 | :smile: 0.0000"
 
 
-def test_on_a_terminal_one_line_is_updated_cut_off_and_erased():
-    text = io.StringIO()
-    console = Console(file=text, force_terminal=True, color_system=None, width=40)
-    with LiveLine(2000, console, feed_of()) as live:
-        live(FIRST)
-        time.sleep(0.11)  # it is updated ten times a second
-        live(LATER)
-    lines = re.split(r"\x1b\[\??\d*[A-Za-z]|[\r\n]", text.getvalue())  # what moves the cursor, or erases
-    assert list(dict.fromkeys(filter(None, lines))) == ["step 1 of 2,000 | loss 2.3000", f"{WHOLE[:39]}…"]
-    assert text.getvalue().endswith("\x1b[2K")  # the line is erased
+@pytest.mark.parametrize(("width", "more"), [(80, " | 64,000 rows/s | wait 5%"), (40, "")])
+def test_on_a_terminal_one_line_is_updated_fits_and_is_erased(width, more):
+    ours, terminal = os.openpty()
+    termios.tcsetwinsize(terminal, (24, width))
+    updates = f"with LiveLine(2000000) as live: live({FIRST}); time.sleep(0.11); live({LATER})"
+    command = [sys.executable, "-c", f"import time; from feedline.trainer import *\n{updates}"]
+    env = programs.importing(TERM="xterm", COLUMNS="")
+    programs.run(command, env=env, stdin=terminal, stdout=terminal, stderr=terminal, check=True)
+    text = os.read(ours, 10_000).decode()
+    lines = filter(None, re.split(r"\x1b\[\??\d*[A-Za-z]|[\r\n]", text))  # what moves the cursor, or erases
+    assert set(lines) == {"step 1 of 2,000,000 | loss 2.3000", f"step 1,001 of 2,000,000 | loss 0.5000{more}"}
+    assert text.endswith("\x1b[2K")  # the line is erased
 
 
 def test_of_a_real_feed(sharding):
@@ -90,7 +95,7 @@ def test_of_a_real_feed(sharding):
             jnp.sum(batch["x"]).block_until_ready()
         line = told(LATER, None, feed)
     assert re.fullmatch(
-        r"step 1,001 \| loss 0.5000 \| 64,000 rows/s \| wait \d+% \| \w+ limits \| 25.6 MB/s \| accuracy 0.9000",
+        r"step 1,001 \| loss 0.5000 \| 64,000 rows/s \| wait \d+% \| limit: \w+ \| 25.6 MB/s \| accuracy 0.9000",
         line,
     )
     with pytest.raises(TypeError, match=r"^feed must have a method statistics\(\), .* got \[\]"):

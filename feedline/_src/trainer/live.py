@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from types import TracebackType
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -34,8 +35,8 @@ class LiveLine(contextlib.AbstractContextManager["LiveLine"]):
 
     The line shows the step, the loss, rows/s since the first step, and the share of the time in which the loop
     waits for input. With a feed, this share covers the latest batches, and two parts follow: what limits training
-    (such as "read limits", see `Feed.report`), and the bytes/s that this process places. Other metrics come last.
-    On a terminal, a line that is too long is cut off.
+    (such as "limit: read", see `Feed.report`), and the bytes/s that this process places. Other metrics come last.
+    On a terminal, the last parts are left out if the line is too long.
 
     No thread is started: the line is updated when the loop reports, at most ten times a second. With a feed, each
     update takes up to two milliseconds.
@@ -73,13 +74,14 @@ class LiveLine(contextlib.AbstractContextManager["LiveLine"]):
     def __call__(self, progress: Progress) -> None:
         if time.monotonic() < self._next_at_s:
             return
-        text, terminal = Text(" | ".join(self._parts(progress))), self._console.is_terminal
-        if terminal:
+        parts = [*self._parts(progress)]
+        if terminal := self._console.is_terminal:
+            while len(parts) > 1 and cell_len(" | ".join(parts)) > self._console.width:
+                parts.pop()
             self._line.start()
-            text.no_wrap, text.overflow = True, "ellipsis"
-            self._line.update(text, refresh=True)
+            self._line.update(Text(" | ".join(parts), no_wrap=True, overflow="ellipsis"), refresh=True)
         else:
-            self._console.print(text, soft_wrap=True)
+            self._console.print(Text(" | ".join(parts)), soft_wrap=True)
         self._next_at_s = time.monotonic() + (_UPDATE_EVERY_S if terminal else _PRINT_EVERY_S)
 
     def _parts(self, progress: Progress) -> Iterator[str]:
@@ -93,7 +95,7 @@ class LiveLine(contextlib.AbstractContextManager["LiveLine"]):
             wait_share = progress.wait_share if now is None or now.wait_share is None else now.wait_share
             yield f"wait {wait_share:.0%}"
             if (found := report_of(self._feed)) is not None:
-                yield f"{found.bound} limits"
+                yield f"limit: {found.bound}"
             if now is not None and now.rows:
                 rate = progress.rows_per_s * now.placed_bytes / now.rows
                 yield f"{rate / 1e9:.3g} GB/s" if rate >= 1e8 else f"{rate / 1e6:.3g} MB/s"

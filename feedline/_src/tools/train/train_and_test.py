@@ -149,8 +149,8 @@ def _summary(result: dict[str, Any], tested: Evaluation, rows: int) -> str:
         f"{quality}\n"
         f"trained {result['steps']:,} steps, {result['epochs']:.4g} epochs of {rows:,} rows, "
         f"last loss {result['final_loss']:.4f}\n"
-        f"{result['rows_per_s']:,.0f} rows/s, {result['wait_share']:.1%} of the time waiting for input "
-        f"({result['mode']}, {counted(result['devices'], 'device')}, {counted(result['processes'], 'process')})\n"
-        "next: --checkpoint-dir FOLDER saves and continues; --data FILES takes your own rows; "
-        "feedline.trainer.fit trains your own model"
+        f"{result['rows_per_s']:,.0f} rows/s, {result['wait_share']:.1%} of the time waiting for input\n"
+        f"{counted(result['devices'], 'device')}, {counted(result['processes'], 'process')}, {result['mode']}\n"
+        "next: --data PATH takes your own rows, --checkpoint-dir PATH saves and resumes,\n"
+        "and in Python feedline.trainer.fit trains your own model"
     )
