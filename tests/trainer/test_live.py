@@ -75,6 +75,17 @@ def test_names_of_metrics_are_no_markup():
     assert told(named, None) == "step 1 | loss 2.0000 | top[/5] 1.0000 | :smile: 0.0000"
 
 
+@pytest.mark.parametrize(("width", "shown"), [(200, WHOLE), (80, WHOLE[:74]), (40, WHOLE[:33]), (9, "step 1,0…")])
+def test_the_last_parts_are_left_out_if_the_terminal_is_narrow(width, shown):
+    text = io.StringIO()
+    with LiveLine(
+        2000, Console(file=text, force_terminal=True, color_system=None, width=width), feed_of()
+    ) as live:
+        live(LATER)
+    assert shown in re.split(r"\x1b\[\??\d*[A-Za-z]|[\r\n]", text.getvalue())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "more"), [(80, " | 64,000 rows/s | wait 5%"), (40, "")])
 def test_on_a_terminal_one_line_is_updated_fits_and_is_erased(width, more):
     ours, terminal = os.openpty()

@@ -151,6 +151,6 @@ def _summary(result: dict[str, Any], tested: Evaluation, rows: int) -> str:
         f"last loss {result['final_loss']:.4f}\n"
         f"{result['rows_per_s']:,.0f} rows/s, {result['wait_share']:.1%} of the time waiting for input\n"
         f"{counted(result['devices'], 'device')}, {counted(result['processes'], 'process')}, {result['mode']}\n"
-        "next: --data PATH takes your own rows, --checkpoint-dir PATH saves and resumes,\n"
+        "next: --data PATH takes your own rows, --checkpoint-dir FOLDER saves and resumes,\n"
         "and in Python feedline.trainer.fit trains your own model"
     )
