@@ -386,13 +386,13 @@ class FeedBase(ProcessBound):
         steps = checked_integer("steps", steps, at_least=1, at_most=MAX_COUNT)
         with self._single_thread:
             self._check_not_diagnosed("is not diagnosed again")
-            self._switch(self._stages)
             # one batch size, no tuning, and no counts that other processes compare
-            stages = dataclasses.replace(self._running, bounds=None, in_step=None)
+            stages = dataclasses.replace(self._stages, bounds=None, in_step=None)
             sizes = dataclasses.replace(self._sizes, by_step=((0, stages),))
             diagnosis, listener, (_, after, lanes) = Diagnosis(), FeedListener(stages), self._delivered
             pipeline = DiagnosingPipeline(stages, after, lanes, listener, steps, diagnosis, over)
             self._stop(GRACE_S, reads=False)
+            self._switch(self._stages)  # after `_stop`: the pipeline in `_run` has the batch size of `_running`
             self._listener.interrupted()  # the diagnosis is not the loop's own time
         before = (self._delivered, self._exhausted, self._counted, self._loop_began, self._moved_from)
         used = (self._sizes, self._running, self._listener)

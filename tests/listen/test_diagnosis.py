@@ -174,6 +174,14 @@ def test_wrong_use_is_an_error_with_a_fix(feed):
         pass
 
 
+def test_a_refused_diagnosis_delays_no_change_of_the_batch_size():
+    with feedline.Feed(X, [(0, 8), (2, 16)], ONE) as feed:
+        assert [len(next(feed)["x"]) for _ in range(2)] == [8, 8]
+        with pytest.raises(ValueError, match="got steps=4"), feed.diagnose(steps=4):
+            pass
+        assert len(next(feed)["x"]) == 16
+
+
 def test_phases_that_were_left_out():
     diagnosis = Diagnosis()
     assert (str(diagnosis), diagnosis.au, diagnosis.stalls_s) == ("diagnosis: no step was measured", None, {})
