@@ -53,6 +53,8 @@ HOLDS = {"host": 0.040, "wait": 0.010, "cpu": 0.020}
     ("given", "how", "bound", "advice"),
     [
         ({"read": 0.010, "wait": 0.0004}, HOW, "compute", "nothing to change: input could be 2 times as fast "),
+        ({"read": 0.001, "late": 0.0004}, HOW, "compute", "nothing to change: input could be 19.2 times as fast"),
+        ({"read": 0.002, "wait": 0.0021, "late": 0.0003}, HOW.having(prefetch=0), "read", "threads 2 → 8, prefet"),
         ({"read": 0.001, "idle": 0.3}, HOW, "compute", "nothing to change: input could be 20 times as fast"),
         # input is the limit: with less Python in the loop, the loop would only wait longer
         ({"read": 0.028, "wait": 0.004, "cpu": 0.001, "idle": 0.9}, HOW, "read", "threads 2 → 3"),
@@ -102,7 +104,7 @@ def test_what_limits_training_and_what_to_change(given, how, bound, advice):
     ("given", "how"),
     [
         ({"read": 0.0008, "place": 0.0004, "cpu": 0.0005, "wait": 0.0019}, HOW),
-        ({"read": 0.0008, "place": 0.0004, "cpu": 0.0005, "wait": 0.0019}, but(gil_wait_s=0.006)),
+        ({"read": 0.0008, "place": 0.0004, "wait": 0.0016, "late": 0.0003}, but(gil_wait_s=0.006)),
         # reading holds the GIL, but only for a fraction of the loop's time
         ({"read": 0.006, "loop": 0.100, "wait": 0.019, "cpu": 0.006}, HELD),
         ({"read": 0.012, "place": 0.006, "wait": 0.0019}, WORKERS),
@@ -156,10 +158,8 @@ def test_a_report_as_values_is_json_and_has_all_that_the_text_says():
     report = judged(window(read=0.028, wait=0.004, cpu=0.001), HOW)
     values = json.loads(json.dumps(report.to_dict()))
     assert values["bound"] == "read"
-    assert (values["change"]["now"], values["change"]["then"]) == (
-        {"threads": 2, "buffer": 2},
-        {"threads": 3, "buffer": 3},
-    )
+    now, then = (values["change"][when] for when in ("now", "then"))
+    assert (now, then) == ({"threads": 2, "buffer": 2}, {"threads": 3, "buffer": 3})
     assert values["settings"] == {"threads": 2, "workers": 0, "buffer": 2, "prefetch": 2}
     text = str(report)
     assert text.startswith("reading limits training: the loop waits for input 29 % of the time (AU 71 %)\n")
@@ -174,8 +174,8 @@ def test_no_more_than_32_batches_are_read_ahead():
 # --- several processes ---
 
 
-def process(number, read=0.004, wait=0.0, loop=0.010):
-    return ProcessTimes.of(but(window=window(read=read, place=0.001, wait=wait, loop=loop), process=number))
+def process(number, read=0.004, **times):
+    return ProcessTimes.of(but(window=window(read=read, place=0.001, **times), process=number))
 
 
 def test_the_process_that_reads_slowly_is_the_straggler():
@@ -212,5 +212,8 @@ def test_no_straggler():
     fast_enough = [process(0), process(1, read=0.012)]
     held_up = [process(0), process(1, read=0.012, wait=0.002)]  # it waits, but its input is faster than its loop
     assert [straggler(each) for each in ([], [slow], [slow, alike], fast_enough, held_up)] == [None] * 5
-    report = judged(window(read=0.004), HOW, held_up)
-    assert (report.bound, report.advice[:17]) == ("machine", "look at process 1")
+    most_alike = [process(i, read=0.040, wait=0.010) for i in (1, 2, 3)]
+    transfers = [process(0), process(1, late=0.003)]
+    for others, bound in ((held_up, "machine"), (most_alike, "read"), (transfers, "place")):
+        report = judged(window(read=0.004), HOW, others)
+        assert (report.bound, report.advice[:17]) == (bound, "look at process 1")

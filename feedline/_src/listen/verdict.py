@@ -118,11 +118,17 @@ class ProcessTimes(NamedTuple):
 
 def judge(how: Circumstances, others: Sequence[ProcessTimes] = (), tuning: Sequence[str] = ()) -> Report:
     """The report on a feed. `others`: with several processes, the times of each, also of this one."""
-    window, slow, (bound, _) = how.window, straggler(others), _bound(how)
-    busy = [each.process for each in others if each.bound == "machine" and bound in ("compute", "loop")]
-    blamed = slow.process if slow is not None else busy[0] if busy else how.process
+    window, slow, own = how.window, straggler(others), ProcessTimes.of(how)
+    longest = max([own, *others], key=lambda each: each.wait_share)
+    # if only others wait for input, this process waits for them inside its step
+    limited = longest if own.wait_share < LITTLE <= longest.wait_share else own
+    bound, blamed = limited.bound, (limited if slow is None else slow).process
     compute_s = max(1e-9, window.loop_s - window.late_s)
-    headroom = {name: compute_s / max(1e-9, seconds) for name, seconds in _alone_s(how).items()}
+    # for each stage, the time between two batches if there were no other stage
+    alone_s = {name: max(how.batch_s({name: seconds}).values()) for name, seconds in how.stages_s.items()}
+    if own.bound == "place" and not own.limits:  # transfers are slower than the loop
+        alone_s["place"] = max(alone_s["place"], window.loop_s)
+    headroom = {name: compute_s / max(1e-9, seconds) for name, seconds in alone_s.items()}
     headroom["compute"] = window.period_s / compute_s
     change = None
     if blamed != how.process:
@@ -132,11 +138,10 @@ def judge(how: Circumstances, others: Sequence[ProcessTimes] = (), tuning: Seque
             best = best_settings(how, {*Settings._fields} - how.found)
             change = None if best is None else Change.of(how.settings, *best)
         advice = _advice(bound if slow is None else slow.stage, change, how, headroom)
-    wait_share = max([window.wait_share, *(each.wait_share for each in others)])
     return Report(
-        bound="straggler" if slow is not None else "machine" if busy else bound,
-        au=min(window.au, 1 - wait_share),
-        wait_share=wait_share,
+        bound=bound if slow is None else "straggler",
+        au=min(window.au, 1 - longest.wait_share),
+        wait_share=longest.wait_share,
         headroom=headroom,
         advice=advice,
         change=change,
@@ -210,21 +215,13 @@ def _uneven_wait_s(make_s: Sequence[float], loop_s: float, readers: int, ahead: 
     return (taken[-1] + loop_s) / len(make_s) - loop_s
 
 
-def _alone_s(how: Circumstances) -> dict[str, float]:
-    """For each stage, the time between two batches if there were no other stage."""
-    alone_s = {name: max(how.batch_s({name: seconds}).values()) for name, seconds in how.stages_s.items()}
-    if how.window.late_s > LITTLE / 2 * how.window.loop_s:  # transfers that are slower than the loop are a limit
-        alone_s["place"] = max(alone_s["place"], how.window.loop_s)
-    return alone_s
-
-
 def _bound(how: Circumstances) -> tuple[Bound, Sequence[Bound]]:
     """What limits training; and the stages that make the loop wait in `next`, if any do."""
     window, pools_s = how.window, how.batch_s(how.stages_s)
     slowest = max(pools_s, key=pools_s.__getitem__)
     if window.wait_share < LITTLE:
         return "loop" if (window.idle_s or 0.0) > _MOSTLY * window.loop_s else "compute", ()
-    if window.late_s > window.wait_s or pools_s[slowest] < window.loop_s <= _alone_s(how)["place"]:
+    if window.late_s > window.wait_s:
         return "place", ()
     if how.reader != "caller" and pools_s[slowest] < window.loop_s:  # the loop waits, although input is faster
         waits_for_gil = how.gil_wait_s > _MAX_GIL_WAIT_S and not how.shares_gil
