@@ -117,6 +117,9 @@ def test_pieces_that_lie_on_their_devices_are_copied_there(sharding, monkeypatch
     for shard, piece in zip(placed.addressable_shards, given.addressable_shards, strict=True):
         assert shard.data.unsafe_buffer_pointer() != piece.data.unsafe_buffer_pointer()  # a step may donate it
         np.testing.assert_array_equal(shard.data, piece.data)
+    monkeypatch.setattr(place, "device_parts", lambda *_: {1: ((0, 8), (0, 4))})  # a CPU and a GPU, both with id 1
+    here, there = (jax.device_put(given, device) for device in jax.devices()[:2])
+    np.testing.assert_array_equal(place._place_part(there.sharding, given.shape, False, here), there)
 
 
 def test_one_sharding_for_each_subtree():

@@ -159,7 +159,8 @@ def _place_part(sharding: Sharding, shape: tuple[int, ...], ragged: bool, values
         at = [(every.index(start), stop - start) for every, (start, stop) in zip(starts, part, strict=True)]
         local[device] = tuple((i * size, (i + 1) * size) for i, size in at)
     pieces = {shard.device: shard.data for shard in values.addressable_shards}
-    if local != device_parts(values.sharding, values.shape):  # not every piece lies on its device
+    # ids are unique only within a platform
+    if pieces.keys() != devices or local != device_parts(values.sharding, values.shape):
         one = _on_one_device(values) if len(pieces) > 1 else values
         with _on(one.device):
             pieces = {device: one[tuple(slice(*along) for along in local[device.id])] for device in devices}
