@@ -77,12 +77,10 @@ def test_names_of_metrics_are_no_markup():
 
 @pytest.mark.parametrize(("width", "shown"), [(200, WHOLE), (80, WHOLE[:74]), (40, WHOLE[:33]), (9, "step 1,0…")])
 def test_the_last_parts_are_left_out_if_the_terminal_is_narrow(width, shown):
-    text = io.StringIO()
-    with LiveLine(
-        2000, Console(file=text, force_terminal=True, color_system=None, width=width), feed_of()
-    ) as live:
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=width)
+    with LiveLine(2000, console, feed_of()) as live:
         live(LATER)
-    assert shown in re.split(r"\x1b\[\??\d*[A-Za-z]|[\r\n]", text.getvalue())
+    assert shown in re.split(r"\x1b\[\??\d*[A-Za-z]|[\r\n]", console.file.getvalue())
 
 
 @pytest.mark.slow
