@@ -216,7 +216,7 @@ class Feed(FeedBase):
 
     def _give_up(self, error: BaseException) -> None:
         """Give up the pipeline after an error in `next`, or at the end of the pass."""
-        self._loop_began = None
+        self._loop_began, self._exhausted = None, self._exhausted or self._diagnosed is not None
         if self._running.in_step is not None and not isinstance(error, StopIteration):
             self._running.in_step.failed_at = self._running.in_step.batches
         self._listener.interrupted()

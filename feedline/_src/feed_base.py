@@ -354,9 +354,9 @@ class FeedBase(ProcessBound):
 
         The loop in this context gets four phases of `steps` / 4 batches: batches as they are, the same rows read
         again (from the page cache), one host batch placed again and again, and one batch that stays on the
-        devices. Then the loop ends; further loops in the context get no batch. After the context the feed is where
-        it was, so no row is lost. But the loop trains on repeated batches: give it a copy of the training state.
-        With several processes, all of them must call it.
+        devices. After these, or an error in `next`, loops in the context get no batch. Once the context is left,
+        the feed is where it was, so no row is lost. But the loop trains on repeated batches: give it a copy of the
+        training state. With several processes, all of them must call it.
 
         Args:
           steps: batches in all four phases together; with the default buffers, at least 40. The first quarter of

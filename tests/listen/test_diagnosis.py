@@ -153,8 +153,10 @@ def test_an_exception_in_the_loop_or_of_the_source_passes_and_the_feed_is_where_
             raise feedline.RowError("broken", stage="read")
 
     with feedline.Feed(Failing(), ROWS, ONE) as failing:
-        with pytest.raises(feedline.RowError, match="broken"), failing.diagnose(steps=40):
-            next(failing)
+        with failing.diagnose(steps=40):
+            with pytest.raises(feedline.RowError, match="broken"):
+                next(failing)
+            assert list(failing) == []
         assert failing.position == 0
 
 
