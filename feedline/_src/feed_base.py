@@ -407,7 +407,7 @@ class FeedBase(ProcessBound):
             # first, because an interrupt may come while threads are stopped
             self._delivered, self._exhausted, self._counted, self._loop_began, self._moved_from = before
             self._sizes, self._running, self._listener = used
-            self._diagnosed = None
+            self._diagnosed = self._run = None
             self._stop(GRACE_S, reads=False)
             pipeline.forget()
         print(diagnosis)

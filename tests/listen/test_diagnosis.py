@@ -89,16 +89,15 @@ def test_further_loops_in_the_context_get_no_batch_and_do_not_hang(feed):
 
 def test_an_interrupt_while_the_context_is_left_loses_nothing(feed, monkeypatch):
     next(feed)
-    state, stop = feed.get_state(), feed._stop
+    state = feed.get_state()
 
     def interrupted(*arguments, **options):
         monkeypatch.undo()
-        stop(*arguments, **options)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), feed.diagnose(steps=48):
         monkeypatch.setattr(feed, "_stop", next(feed) and interrupted)
-    assert feed.get_state() == state
+    assert (feed.get_state(), feed._run) == (state, None)
     with feed.diagnose(steps=48):
         next(feed)
     next(feed)
