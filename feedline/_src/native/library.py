@@ -30,10 +30,10 @@ def library() -> ctypes.CDLL | None:
         return None
     try:
         loaded = ctypes.CDLL(str(PATH))
-    except OSError as error:
+        found = int(loaded.feedline_interface())
+    except (OSError, AttributeError) as error:
         warn(f"{PATH} cannot be loaded ({error}), so feedline computes with NumPy, slower; {_INSTALL}")
         return None
-    found = int(loaded.feedline_interface())
     if found != INTERFACE:
         raise ImportError(f"{PATH} has interface {found}, and this package calls {INTERFACE}; {_INSTALL}")
     loaded.feedline_name_lost_files()
