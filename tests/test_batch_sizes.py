@@ -72,6 +72,7 @@ def test_passes_end_and_begin_whatever_the_size(sharding):
         assert feed.batch_size == 32
         assert [len(batch["x"]) for batch in feed] == [32, 32, 32]
         assert feed.steps_per_epoch == 3
+        assert feed  # has a truth value, although it has no length
         with pytest.raises(TypeError, match=r"len needs passes of known length.*; bound the loop"):
             len(feed)
     with Feed(ROWS, [(0, 48), (1, 64)], sharding, epochs=1, remainder="pad") as feed:

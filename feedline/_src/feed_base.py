@@ -140,6 +140,10 @@ class FeedBase(ProcessBound):
             )
         return length
 
+    def __bool__(self) -> bool:
+        """True, so that Python does not ask for `len`, which an endless feed lacks."""
+        return True
+
     @property
     def spec(self) -> Any:
         """The next batch as `jax.ShapeDtypeStruct`s with shardings, to compile a step before the first batch."""

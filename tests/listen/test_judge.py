@@ -118,7 +118,7 @@ def test_no_stage_is_named_that_its_own_figures_clear(given, how):
         "the machine is busy: threads of the feed wait for the GIL or a processor, and the loop waits for input "
         "16 % of the time (AU 84 %)"
     )
-    assert report.advice.startswith("no setting helps: a batch needs ")
+    assert report.advice.startswith("no setting helps: end other programs on ")
 
 
 def test_uneven_reads_are_named_unless_threads_wait_for_the_gil():

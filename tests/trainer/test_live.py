@@ -62,7 +62,12 @@ FEW = Statistics(batches=1, rows=128, placed_bytes=128 * 200)
         (FIRST, None, feed_of(), "step 1 | loss 2.3000"),
         (LATER, 2000, None, WHOLE.replace("41% | limit: read | 1.6 GB/s", "5%")),
         (LATER, 2000, feed_of(FEW, ValueError()), WHOLE.replace("41% | limit: read | 1.6 GB/s", "5% | 12.8 MB/s")),
-        *((LATER, 2000, feed_of(bound=bound), WHOLE.replace("read", bound)) for bound in BOUNDS),
+        *(
+            (LATER, 2000, feed_of(bound=bound), WHOLE.replace("read", bound))
+            for bound in BOUNDS
+            if bound != "machine"
+        ),
+        (LATER, 2000, feed_of(bound="machine"), WHOLE.replace("read", "busy machine")),
         (LATER, 2000, feed_of(bound=RuntimeError("a defect")), WHOLE.replace(" | limit: read", "")),
     ],
 )

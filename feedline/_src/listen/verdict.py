@@ -288,9 +288,9 @@ def _advice(bound: str, change: Change | None, how: Circumstances, headroom: Map
     window = how.window
     if bound == "machine":
         return (
-            f"no setting helps: a batch needs {milliseconds(window.mean('cpu_s'))} ms of processor time, but a "
-            f"thread that gives up the GIL gets it back only {milliseconds(how.gil_wait_s)} ms later; look for "
-            f"Python threads of your own that compute, and for other programs on these {how.cores} cores"
+            f"no setting helps: end other programs on these {how.cores} cores, and use processes in place of your "
+            f"own threads that compute in Python. A thread waits {milliseconds(how.gil_wait_s)} ms for the GIL, "
+            f"and a batch needs only {milliseconds(window.mean('cpu_s'))} ms of processor time"
         )
     if bound == "loop":
         return (

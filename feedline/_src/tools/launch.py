@@ -321,7 +321,7 @@ class Supervisor:
 
     def _result(self) -> tuple[int, str]:
         """The exit code, and a message about the first failure."""
-        failed = next((index for index, code in self._codes.items() if code), None)
+        first = failed = next((index for index, code in self._codes.items() if code), None)
         if failed is None:
             return 0, ""
         other, silent = self._blamed.get(failed, (failed, False))
@@ -337,7 +337,7 @@ class Supervisor:
         if self._signals:
             text += f", after {', '.join(number.name for number in self._signals)} had been forwarded"
             text += f" and {self._stop_s:g} s had passed; --stop-s allows more" if self._overdue else ""
-        elif code == -signal.SIGKILL and not self._overdue:
+        elif code == -signal.SIGKILL and (failed == first or not self._overdue):
             text += "; the kernel sends this signal when memory runs out"
         if not self._signals and len(self._codes) > 1:
             lines = [line.decode(errors="replace").rstrip() for line in self._last[failed].copy()]

@@ -110,7 +110,7 @@ def _show(result: dict[str, Any]) -> None:
         table.add_row(*cells, verdict, style=style)
     console.print(table)
     for line in (*result["covered"], *(f"Not covered: {what}." for what in result["not_covered"])):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, highlight=False, markup=False, soft_wrap=not console.is_terminal)
     first = result["difference"]
     if first is None:
         console.print(f"[green]ok[/green] in {result['seconds']:.0f} s", highlight=False)
@@ -120,4 +120,6 @@ def _show(result: dict[str, Any]) -> None:
     line = (
         f"{differ} of {len(result['layouts'])} layouts differ. The first: {', '.join([first['layout'], *place])}"
     )
-    console.print(f"{line}: {first['found']}", style="red", markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        f"{line}: {first['found']}", style="red", markup=False, highlight=False, soft_wrap=not console.is_terminal
+    )

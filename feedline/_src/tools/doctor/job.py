@@ -201,7 +201,9 @@ def lines(process: Object, step: Object | None, kind: str) -> Finding:
     )
 
 
-_TOO_SHORT = "the loop was too short to sample, or no compiled function was called in a loop"
+_TOO_SHORT = (
+    "the loop was too short to sample (let it run for a few seconds), or no compiled function was called in a loop"
+)
 
 
 def recompilation(compiled: Sequence[Object]) -> Finding:

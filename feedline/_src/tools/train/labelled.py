@@ -97,6 +97,10 @@ def _opened(path: Path, *, of_test: bool = False) -> tuple[Source, int]:
     def part(*names: str) -> Any:
         if path.is_dir():
             return ArraySource([{name: path / f"{name}.npy" for name in names}])
+        if path.suffix == ".npy":
+            raise ValueError(
+                f"{path} is one array; save both leaves: numpy.savez('rows.npz', image=..., label=...)"
+            )
         return as_source(open_source(path, columns=names))
 
     rows, labels = part("image", "label"), part("label")

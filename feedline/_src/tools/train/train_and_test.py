@@ -120,7 +120,7 @@ def _feed(options: TrainOptions, rows: Source, **more: Any) -> Iterator[Feed]:
 def _result(options: TrainOptions, feed: Feed, fitted: Fitted, tested: Evaluation) -> dict[str, Any]:
     """The object that --json prints. The loss is null if no step was left to train."""
     progress = fitted.progress
-    steps = progress.step - progress.resumed
+    steps, waits = progress.step - progress.resumed, feed.statistics().wait_share
     return {
         "mode": options.mode,
         "devices": mesh_for(options.mode).size,
@@ -131,7 +131,7 @@ def _result(options: TrainOptions, feed: Feed, fitted: Fitted, tested: Evaluatio
         "final_loss": progress.loss if steps else None,
         "test_accuracy": tested.metrics["accuracy"],
         "rows_per_s": progress.rows_per_s,
-        "wait_share": progress.wait_share,
+        "wait_share": progress.wait_share if waits is None else waits,  # as in the line of progress
         "state": feed.get_state(),
     }
 
