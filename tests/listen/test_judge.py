@@ -132,6 +132,8 @@ def test_uneven_reads_are_named_unless_threads_wait_for_the_gil():
     assert {*report.change.then} in ({"buffer"}, {"prefetch"})
     held = judged(given, but(gil_wait_s=0.006))
     assert (held.bound, held.change) == ("machine", None)
+    holds_the_gil = window(place=0.015, read=0.001, wait=0.006, cpu=0.016)
+    assert judged(holds_the_gil, HELD.having(threads=8, prefetch=8)).bound == "place"
 
 
 @pytest.mark.parametrize(

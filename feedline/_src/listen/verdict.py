@@ -227,7 +227,7 @@ def _bound(how: Circumstances) -> tuple[Bound, Sequence[Bound]]:
         waits_for_gil = how.gil_wait_s > _MAX_GIL_WAIT_S and not how.shares_gil
         if waits_for_gil or predicted_wait_s(how, how) < _MOSTLY * window.wait_s:
             return "machine", ()
-        slowest = "read", "host"  # some batches take long
+        slowest = next(iter(pools_s))  # some batches take long, or processors or the GIL are short
         return max(slowest, key=lambda name: max(getattr(batch, f"{name}_s") for batch in window.batches)), slowest
     return max(slowest, key=how.stages_s.__getitem__), slowest
 
