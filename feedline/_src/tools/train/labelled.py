@@ -97,7 +97,7 @@ def _opened(path: Path, *, of_test: bool = False) -> tuple[Source, int]:
     def part(*names: str) -> Any:
         if path.is_dir():
             return ArraySource([{name: path / f"{name}.npy" for name in names}])
-        if path.suffix == ".npy":
+        if path.suffix == ".npy" and path.exists():
             raise ValueError(
                 f"{path} is one array; save both leaves: numpy.savez('rows.npz', image=..., label=...)"
             )
