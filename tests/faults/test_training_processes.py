@@ -76,7 +76,7 @@ def test_a_process_that_stops_or_never_comes_is_named(run, measured):
     ended(never, began_waiting)
     for member in never:
         assert member.code == 1
-        assert "process 2 did not arrive in time, or ended too early; read the log of each" in member.err
+        assert "process 2 did not arrive in time, or ended too early; read their logs" in member.err
         assert "SIGABRT" not in member.err
 
 
