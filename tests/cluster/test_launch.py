@@ -243,7 +243,7 @@ def test_a_process_that_ignores_sigterm_is_killed():
     assert (done.returncode, done.stdout) == (3, "")
 
 
-def test_the_first_process_was_not_killed_by_the_launcher_though_the_others_were():
+def test_the_hint_about_memory_is_about_the_process_that_failed_first():
     script = "if [ $FEEDLINE_PROCESS = 1 ]; then kill -KILL $$; fi; trap '' TERM HUP INT; sleep 1000"
     assert "(Killed); the kernel sends this signal when memory" in finished(sh(script), grace_s=0.1).stderr
 

@@ -219,3 +219,5 @@ def test_no_straggler():
     for others, bound in ((held_up, "machine"), (most_alike, "read"), (transfers, "place")):
         report = judged(window(read=0.004), HOW, others)
         assert (report.bound, report.advice[:17]) == (bound, "look at process 1")
+        assert not report.waits
+        assert "fast enough" not in report.verdict  # which the other process may not be

@@ -22,6 +22,7 @@ REPORTS = {
     "read": READ,
     "host": judged(window(host=0.0203, wait=0.00516, loop=0.0052)),
     "compute": COMPUTE,
+    "reading elsewhere": dataclasses.replace(COMPUTE, bound="read"),
     "machine": judged(window(read=0.0022, wait=0.0005, loop=0.0052)),
     "loop": dataclasses.replace(COMPUTE, bound="loop", idle_s=0.0039, au=0.24),
     "place": dataclasses.replace(READ, bound="place", headroom={**READ.headroom, "place": 0.2}, change=None),

@@ -103,7 +103,9 @@ def _bars(report: Report) -> list[Bar]:
         note = f"wait {percent(change.wait_share)}, {change}"
         bars.append(("predicted", [(loop, report.loop_s), (wait, wait_s)], note))
     slow = report.straggler
-    limit = slow.stage if slow is not None and slow.process == report.process else report.bound
+    limit = report.bound if report.waits else ""
+    if slow is not None and slow.process == report.process:
+        limit = slow.stage
     for name in ("read", "host", "place"):
         headroom = report.headroom[name]
         part = limits if name == limit else other, compute_s / headroom

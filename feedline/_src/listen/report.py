@@ -13,6 +13,7 @@ from feedline._src.listen.words import STAGES, counted, factor, milliseconds, pe
 from feedline._src.options import Settings
 
 _log = logging.getLogger("feedline")
+LITTLE = 0.05  # below this wait share, training counts as limited by compute, as in XProf
 Bound = Literal["read", "host", "place", "compute", "loop", "machine", "straggler"]
 BOUNDS: dict[Bound, str] = {  # the meaning of each value of `Report.bound`
     "read": "reading rows",
@@ -121,6 +122,11 @@ class Report:
         return dataclasses.asdict(self)
 
     @property
+    def waits(self) -> bool:
+        """Whether the loop of this process waits. If not, `bound` may be the limit of another process."""
+        return self.wait_s + self.late_s >= LITTLE * self.step_s
+
+    @property
     def verdict(self) -> str:
         """One sentence: what limits training, and what that costs."""
         costs = f"the loop waits for input {percent(self.wait_share)} of the time (AU {percent(self.au)})"
@@ -135,7 +141,7 @@ class Report:
             idle = percent((self.idle_s or 0.0) / max(1e-9, self.step_s))
             return f"Python in the loop limits training: the devices are idle for {idle} of the time, and {costs}"
         name = "compute" if self.bound == "compute" else STAGES[self.bound]
-        fast = self.bound != "compute" and self.headroom[self.bound] > 1
+        fast = self.waits and self.bound != "compute" and self.headroom[self.bound] > 1
         return f"{name} limits training{', although alone it is fast enough on average' if fast else ''}: {costs}"
 
     def __str__(self) -> str:

@@ -10,11 +10,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from feedline._src.listen.accounts import Window
-from feedline._src.listen.report import Bound, Change, Report, Straggler
+from feedline._src.listen.report import LITTLE, Bound, Change, Report, Straggler
 from feedline._src.listen.words import STAGES, factor, milliseconds, percent
 from feedline._src.options import DEFAULT_MAX_THREADS, Settings
 
-LITTLE = 0.05  # below this wait share, training counts as limited by compute, as in XProf
 _STRAGGLER_FACTOR = 1.2  # clearly slower: input takes longer than this × the median of the others
 _MAX_GIL_WAIT_S = 1e-3  # longer waits mean that Python threads compete for the GIL (switch interval: 5 ms)
 _MIN_CPU_S = 2e-3  # threads that need less processor time per batch cannot hold the GIL for long

@@ -95,7 +95,7 @@ class LiveLine(contextlib.AbstractContextManager["LiveLine"]):
             wait_share = progress.wait_share if now is None or now.wait_share is None else now.wait_share
             yield f"wait {wait_share:.0%}"
             if (found := report_of(self._feed)) is not None:
-                yield f"limit: {'busy ' * (found.bound == 'machine')}{found.bound}"
+                yield f"limit: {'busy machine' if found.bound == 'machine' else found.bound}"
             if now is not None and now.rows:
                 rate = progress.rows_per_s * now.placed_bytes / now.rows
                 yield f"{rate / 1e9:.3g} GB/s" if rate >= 1e8 else f"{rate / 1e6:.3g} MB/s"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import time
 from typing import Annotated, Any
@@ -109,8 +110,9 @@ def _show(result: dict[str, Any]) -> None:
         verdict, style = ("same", None) if layout["same"] else ("differs", "red")
         table.add_row(*cells, verdict, style=style)
     console.print(table)
+    show = functools.partial(console.print, highlight=False, markup=False, soft_wrap=not console.is_terminal)
     for line in (*result["covered"], *(f"Not covered: {what}." for what in result["not_covered"])):
-        console.print(line, highlight=False, markup=False, soft_wrap=not console.is_terminal)
+        show(line)
     first = result["difference"]
     if first is None:
         console.print(f"[green]ok[/green] in {result['seconds']:.0f} s", highlight=False)
@@ -120,6 +122,4 @@ def _show(result: dict[str, Any]) -> None:
     line = (
         f"{differ} of {len(result['layouts'])} layouts differ. The first: {', '.join([first['layout'], *place])}"
     )
-    console.print(
-        f"{line}: {first['found']}", style="red", markup=False, highlight=False, soft_wrap=not console.is_terminal
-    )
+    show(f"{line}: {first['found']}", style="red")
